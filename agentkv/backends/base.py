@@ -1,0 +1,191 @@
+"""The seam between agentkv and whatever runs the model.
+
+A backend turns one `Request` (token ids in) into a stream of `Delta` that ends with one
+`Completion`. It plans nothing and remembers nothing that matters: its KV cache is only a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from agentkv.tokens import TokenIds
+
+if TYPE_CHECKING:
+    from agentkv.tokenizer import ChatTokenizer
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """The model ended its turn, or a stop string was met."""
+    LENGTH = "length"
+    """`SamplingOptions.max_tokens` was reached."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended its turn with tool calls that the server parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How an answer is sampled. The default is greedy."""
+
+    max_tokens: int = 256
+    """Most tokens to generate, at least 1; also the room that the pre-flight check keeps free."""
+    temperature: float = 0.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probability reaches this, in (0, 1]."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 for all."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens seen in prompt or answer less likely."""
+    seed: int | None = None
+    """Makes sampling repeatable."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings; the string itself is not returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One model call."""
+
+    ids: TokenIds
+    """The whole prompt, the opening of the answer included."""
+    conversation: str
+    """Stable id of the conversation: where its KV is kept, and the routing key on servers."""
+    salt: str
+    """Partition of the prefix cache; requests of different salts never share KV."""
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the frozen tools, for backends that constrain or parse tool calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer: `text` may be empty while a character is incomplete."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Token ids generated since the last delta; empty where the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawToolCall:
+    """A tool call as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+    """The argument text byte for byte; not necessarily valid JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call; ``cached + spliced + computed == prompt``."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was reused from an exact prefix."""
+    computed_tokens: int
+    """Prompt tokens that were prefilled."""
+    spliced_tokens: int = 0
+    """Prompt tokens whose KV was loaded from artifacts."""
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. A call that fails or is stopped produces none."""
+
+    text: str
+    """The answer without stop strings and without special tokens."""
+    ids: tuple[int, ...] | None
+    """Every generated id, the end-of-turn token included; None where the server does not say."""
+    finish_reason: FinishReason
+    usage: Usage
+    ttft_s: float
+    """Seconds from the call to the first token."""
+    duration_s: float
+    """Seconds from the call to the last token."""
+    tool_calls: tuple[RawToolCall, ...] | None = None
+    """Calls that the server parsed; None if the client is to parse `text`."""
+    reasoning: str = ""
+
+
+Event: TypeAlias = Delta | Completion
+"""What a backend streams: deltas, then exactly one completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do; checked when a context is entered."""
+
+    name: str
+    """For messages, such as ``"transformers"``."""
+    context_window: int
+    """Most tokens of prompt and answer together."""
+    block_size: int
+    """Prefix-cache granularity in tokens; 1 where any prefix can be reused."""
+    cached_counts: bool = True
+    """Whether it reports cached tokens at all."""
+    salts: bool = True
+    """Whether requests of different salts are kept apart."""
+    splices: bool = False
+    """Whether it can load artifacts."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Runs the model. Implementations are safe to share between contexts."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend can do."""
+        ...
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The tokenizer and chat template of the served model."""
+        ...
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """Run one call; closing the iterator early stops the model.
+
+        Raises
+        ------
+        BackendError
+            The call failed; nothing was delivered after the failure.
+        """
+        ...
+
+    def release(self, conversation: str) -> None:
+        """Forget what is kept for a conversation; unknown ids are ignored."""
+        ...
+
+
+@runtime_checkable
+class AsyncBackend(Backend, Protocol):
+    """A backend with a native asynchronous stream; others are run in a thread."""
+
+    def astream(self, request: Request) -> AsyncIterator[Event]:
+        """As `stream`, for ``async for``; cancelling stops the model."""
+        ...
+
+
+def complete(backend: Backend, request: Request) -> Completion:
+    """Run one call to its end and return the completion.
+
+    Raises
+    ------
+    BackendError
+        The call failed, or the backend ended without a completion.
+    """
+    from agentkv.errors import BackendError
+
+    for event in backend.stream(request):
+        if isinstance(event, Completion):
+            return event
+    raise BackendError(f"backend {backend.capabilities.name!r} ended a call without a completion")
