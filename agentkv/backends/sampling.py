@@ -1,0 +1,115 @@
+"""The next token from the logits of the last position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from agentkv.backends.base import SamplingOptions
+from agentkv.errors import BackendError, ConfigurationError
+
+_SEEDS = 2**64
+
+
+def check_options(options: SamplingOptions) -> None:
+    """Refuse options that cannot be sampled with.
+
+    Raises
+    ------
+    ConfigurationError
+        An option is out of range; the message names it and its value.
+    """
+    checks = (
+        ("max_tokens", options.max_tokens, options.max_tokens >= 1, "at least 1"),
+        (
+            "temperature",
+            options.temperature,
+            options.temperature >= 0 and math.isfinite(options.temperature),
+            "0 (greedy) or a finite number above",
+        ),
+        ("top_p", options.top_p, 0 < options.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", options.top_k, options.top_k >= 0, "0 (all tokens) or above"),
+        (
+            "repetition_penalty",
+            options.repetition_penalty,
+            options.repetition_penalty > 0 and math.isfinite(options.repetition_penalty),
+            "a finite number above 0",
+        ),
+        ("seed", options.seed, options.seed is None or 0 <= options.seed < _SEEDS, "None or in [0, 2**64)"),
+        ("stop", options.stop, not isinstance(options.stop, str), "a tuple of strings, not one string"),
+        ("stop", options.stop, all(options.stop), "made of strings that are not empty"),
+    )
+    for name, value, good, wanted in checks:
+        if not good:
+            raise ConfigurationError(f"option {name}={value!r} is out of range: it has to be {wanted}")
+
+
+class Sampler:
+    """Samples one answer; the order is repetition penalty, temperature, top-k, top-p.
+
+    Parameters
+    ----------
+    options
+        Checked with `check_options`.
+    prompt
+        Prompt token ids, which the repetition penalty counts as seen.
+    device
+        Where the logits are. Answers repeat by seed on one kind of device, not across kinds.
+    """
+
+    def __init__(self, options: SamplingOptions, prompt: Sequence[int], device: torch.device) -> None:
+        self._options = options
+        self._device = device
+        self._generator: torch.Generator | None = None
+        if options.temperature > 0:
+            self._generator = torch.Generator(device=device)
+            if options.seed is None:
+                self._generator.seed()
+            else:
+                self._generator.manual_seed(options.seed)
+        self._penalised = options.repetition_penalty != 1.0
+        self._seen = set(prompt) if self._penalised else set()
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor) -> int:
+        """Choose a token id from logits of shape ``[vocabulary]``.
+
+        Raises
+        ------
+        BackendError
+            The best logit is not a finite number.
+        """
+        scores = logits.float()
+        if self._penalised:
+            scores = self._penalise(scores)
+        best = int(scores.argmax())
+        if not math.isfinite(scores[best]):
+            raise BackendError(
+                f"the model's logits are not finite (token {best}: {float(scores[best])}); "
+                "load it with a wider dtype, such as float32"
+            )
+        token = best if self._generator is None else self._draw(scores, self._generator)
+        if self._penalised:
+            self._seen.add(token)
+        return token
+
+    def _penalise(self, scores: torch.Tensor) -> torch.Tensor:
+        seen = torch.tensor(sorted(self._seen), device=self._device)
+        picked, penalty = scores[seen], self._options.repetition_penalty
+        scores = scores.clone()
+        scores[seen] = torch.where(picked > 0, picked / penalty, picked * penalty)
+        return scores
+
+    def _draw(self, scores: torch.Tensor, generator: torch.Generator) -> int:
+        options = self._options
+        scores = (scores - scores.max()) / options.temperature
+        count = min(options.top_k or len(scores), len(scores))
+        if count == len(scores) and options.top_p == 1:
+            return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+        scores, tokens = scores.topk(count)
+        probabilities = scores.softmax(-1)
+        # A token stays if those before it do not reach top_p: the first always does.
+        probabilities[probabilities.cumsum(-1) - probabilities >= options.top_p] = 0
+        return int(tokens[torch.multinomial(probabilities, 1, generator=generator)])

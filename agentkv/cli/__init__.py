@@ -1,0 +1,1 @@
+"""The ``agentkv`` command; `agentkv.cli.main.main` is its entry."""

@@ -1,0 +1,78 @@
+"""What tokens cost on this backend, measured while it runs, and when a rebase pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agentkv.backends.base import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Running estimates in seconds; nothing is assumed before something was measured.
+
+    The cost of a standing token is the slope of the decode time of one token over the length of the
+    context, by least squares over the calls so far.
+    """
+
+    prefill_s: float | None = None
+    """Seconds per prefilled token, over calls that prefilled at least 64."""
+    turns_ahead: int = 20
+    """How many more calls a conversation is expected to make."""
+    calls: int = 0
+    prefilled: int = 0
+    prefill_seconds: float = 0.0
+    answer_tokens: float = 0.0
+    """Mean length of an answer in tokens."""
+    sum_x: float = 0.0
+    sum_y: float = 0.0
+    sum_xx: float = 0.0
+    sum_xy: float = 0.0
+
+    def observe(self, completion: Completion) -> Costs:
+        """Return the estimates with one more call taken into account."""
+        usage = completion.usage
+        made = replace(self)
+        if usage.computed_tokens >= 64:
+            prefilled = self.prefilled + usage.computed_tokens
+            seconds = self.prefill_seconds + completion.ttft_s
+            made = replace(made, prefilled=prefilled, prefill_seconds=seconds, prefill_s=seconds / prefilled)
+        decoded = usage.generated_tokens - 1
+        if decoded < 1:
+            return made
+        x = float(usage.prompt_tokens + decoded / 2)
+        y = (completion.duration_s - completion.ttft_s) / decoded
+        calls = self.calls + 1
+        return replace(
+            made,
+            calls=calls,
+            answer_tokens=self.answer_tokens + (usage.generated_tokens - self.answer_tokens) / calls,
+            sum_x=self.sum_x + x,
+            sum_y=self.sum_y + y,
+            sum_xx=self.sum_xx + x * x,
+            sum_xy=self.sum_xy + x * y,
+        )
+
+    @property
+    def standing_s(self) -> float | None:
+        """Seconds that one token standing in the context adds to each decoded token; None if unknown."""
+        spread = self.calls * self.sum_xx - self.sum_x**2
+        if self.calls < 8 or spread <= 0:
+            return None
+        return max(0.0, (self.calls * self.sum_xy - self.sum_x * self.sum_y) / spread)
+
+    def rebase_pays(self, standing_tokens: int, rebased_tokens: int) -> bool:
+        """Whether carrying errata costs more over the turns ahead than one rebase.
+
+        Parameters
+        ----------
+        standing_tokens
+            Tokens of errata in the context, the one about to be said included.
+        rebased_tokens
+            Tokens that a rebase would prefill.
+        """
+        standing_s = self.standing_s
+        if standing_s is None or self.prefill_s is None:
+            return False
+        carried = standing_tokens * standing_s * self.answer_tokens * self.turns_ahead
+        return carried > rebased_tokens * self.prefill_s

@@ -1,0 +1,206 @@
+"""What to do about a difference: say it, add to it, or begin again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from agentkv.costs import Costs
+from agentkv.diff import Change, Difference, Gone, changes_policy
+from agentkv.entries import RebaseReason
+from agentkv.hunks import find_hunk
+from agentkv.ledger import Ledger
+from agentkv.profile import Profile, Restate
+from agentkv.segments import Deletion, Prompt, TextSegment
+from agentkv.tools import ToolSpec
+
+
+class Mode(StrEnum):
+    """What a context does with a difference."""
+
+    ON = "on"
+    """Say it as an erratum; keep the prefix."""
+    OBSERVE = "observe"
+    """Rewrite the prompt as the caller would have, and report what would have been saved."""
+    OFF = "off"
+    """Rewrite the prompt; the kill switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendErratum:
+    """State current values behind everything the model has read."""
+
+    changes: tuple[Change, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    restated: tuple[str, ...] = ()
+    """Keys of standing fields that are said again."""
+    snapshot: bool = False
+    """Whether every field told so far is stated."""
+
+    def __str__(self) -> str:
+        keys = (*(c.key for c in self.changes), *(f"-{g.key}" for g in self.gone))
+        again = f" again({', '.join(self.restated)})" if self.restated else ""
+        return f"erratum{'+snapshot' if self.snapshot else ''}({', '.join(keys)}){again}"
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSegment:
+    """Add skills, documents or tools behind everything the model has read."""
+
+    segments: tuple[TextSegment, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+
+    def __str__(self) -> str:
+        return f"append({', '.join([*(s.key for s in self.segments), *(f'tool:{t.name}' for t in self.tools)])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """Write the current values into the prompt and open the next epoch."""
+
+    reason: RebaseReason
+
+    def __str__(self) -> str:
+        return f"rebase({self.reason.value})"
+
+
+Operation: TypeAlias = AppendErratum | AppendSegment | Rebase
+"""One step of a turn's plan."""
+
+Plan: TypeAlias = tuple[Operation, ...]
+"""The operations of one turn, in order; empty means keep."""
+
+
+def describe(plan: Plan) -> str:
+    """Return a plan as one line of text."""
+    return " + ".join(map(str, plan)) or "keep"
+
+
+def make_plan(
+    difference: Difference,
+    prompt: Prompt,
+    ledger: Ledger,
+    profile: Profile,
+    costs: Costs,
+    *,
+    asked: str,
+    window: int,
+    mode: Mode,
+    requested: RebaseReason | None,
+) -> Plan:
+    """Choose the operations of a turn.
+
+    Parameters
+    ----------
+    asked
+        The user's text of this turn, searched for the fields it touches.
+    window
+        The model's context window in tokens.
+    requested
+        A rebase that the caller asked for.
+    """
+    reason = _rebase_reason(difference, prompt, ledger, profile, costs, window, mode, requested)
+    if reason is not None:
+        return (Rebase(reason),)
+    if mode is not Mode.ON:
+        return ()
+    operations: list[Operation] = []
+    if difference.segments or difference.tools:
+        operations.append(AppendSegment(difference.segments, difference.tools))
+    gone = tuple(gone for gone in difference.gone if gone.deletion is Deletion.SOFT)
+    restated = _restated(difference, prompt, ledger, profile, asked)
+    if difference.changes or gone or restated:
+        snapshot = bool(difference.changes) and ledger.state.since_snapshot + 1 >= profile.snapshot_every
+        operations.append(AppendErratum(difference.changes, gone, () if snapshot else restated, snapshot))
+    return tuple(operations)
+
+
+def _rebase_reason(
+    difference: Difference,
+    prompt: Prompt,
+    ledger: Ledger,
+    profile: Profile,
+    costs: Costs,
+    window: int,
+    mode: Mode,
+    requested: RebaseReason | None,
+) -> RebaseReason | None:
+    state = ledger.state
+    if state.frozen is None:
+        return RebaseReason.FIRST
+    if any(gone.deletion is Deletion.HARD for gone in difference.gone):
+        return RebaseReason.ERASED
+    if requested is not None:
+        return requested
+    if dict(prompt.template_arguments) != state.frozen.template_arguments:
+        return RebaseReason.MODEL
+    if mode is not Mode.ON:
+        said = [gone for gone in difference.gone if gone.deletion is not Deletion.DORMANT]
+        said_more = difference.changes or difference.segments or difference.tools
+        return RebaseReason.REWRITE if said or said_more else None
+    if changes_policy(difference):
+        return RebaseReason.POLICY
+    for gone in difference.gone:
+        if gone.deletion is Deletion.WITHDRAWN:
+            return RebaseReason.POLICY if gone.key.startswith("policy:") else RebaseReason.WITHDRAWN
+    return _erratum_refused(difference, ledger, profile, costs, window)
+
+
+def _erratum_refused(
+    difference: Difference, ledger: Ledger, profile: Profile, costs: Costs, window: int
+) -> RebaseReason | None:
+    state = ledger.state
+    for change in difference.changes:
+        told = state.fields.get(change.key)
+        if told is not None and told.superseded + 1 > profile.max_superseded:
+            return RebaseReason.SUPERSEDED
+        if change.field is not None and change.field.critical and _disobeyed(profile):
+            return RebaseReason.CRITICAL
+        if _too_long(change, profile):
+            return RebaseReason.LARGE
+    if difference.changes:
+        if state.errata_tokens > profile.max_errata_share * window:
+            return RebaseReason.SHARE
+        if state.errata_tokens and costs.rebase_pays(state.errata_tokens, len(ledger.ids or ())):
+            return RebaseReason.COST
+    return None
+
+
+def _disobeyed(profile: Profile) -> bool:
+    return profile.obedience is None or profile.obedience < profile.critical_obedience
+
+
+def _too_long(change: Change, profile: Profile) -> bool:
+    now = change.now
+    if now is None or len(now) <= profile.max_statement_chars:
+        return False
+    if change.told is None:
+        return True
+    hunk = find_hunk(change.told, now)
+    return len(hunk.old) + len(hunk.new) > profile.max_statement_chars
+
+
+def _restated(
+    difference: Difference, prompt: Prompt, ledger: Ledger, profile: Profile, asked: str
+) -> tuple[str, ...]:
+    if profile.restate is Restate.NEVER or not ledger.state.errata:
+        return ()
+    new = {change.key for change in difference.changes}
+    asked_words = _words(asked) if profile.restate is Restate.TOUCHED else frozenset()
+    keys = []
+    for key, told in ledger.state.fields.items():
+        field = prompt.fields.get(key)
+        if not told.standing or key in new or field is None or len(field.text) > profile.max_statement_chars:
+            continue
+        if profile.restate is Restate.ALWAYS or _words(field.label) & asked_words:
+            keys.append(key)
+    return tuple(keys)
+
+
+_COMMON = frozenset("a an and at by for from in is it its my of on or our the their this to was with your".split())
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold())) - _COMMON

@@ -1,0 +1,405 @@
+"""One turn, pure: `begin` decides what to send, `finish` records what was told and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentkv.backends.base import Capabilities, Completion
+from agentkv.costs import Costs
+from agentkv.diff import Difference, compare
+from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids
+from agentkv.entries import (
+    Erratum,
+    Frozen,
+    Generated,
+    LedgerEntry,
+    RebaseReason,
+    ToolCallRecord,
+)
+from agentkv.errors import ContextWindowError, TruncationDetectedError
+from agentkv.inputs import Input, UserMessage, check_inputs
+from agentkv.ledger import Ledger
+from agentkv.plan import Mode, Plan, Rebase, make_plan
+from agentkv.profile import GENERIC, Profile
+from agentkv.render import Carry, freeze, render_additions, render_inputs
+from agentkv.report import Miss, TurnReport
+from agentkv.salts import Namespace
+from agentkv.segments import Deletion, Inline, Prompt
+from agentkv.template import TemplateEncoder
+from agentkv.tokenizer import ChatTokenizer
+from agentkv.tokens import TokenIds
+from agentkv.tools import parse_calls, stable_arguments
+
+
+class ModelTraits:
+    """What a turn needs to know of the model: its template, its backend's limits and the profile.
+
+    Parameters
+    ----------
+    tokenizer
+        The served model's tokenizer and chat template.
+    capabilities
+        What the backend can do.
+    profile
+        How errata are worded and carried.
+    """
+
+    __slots__ = ("_encoders", "_tokenizer", "capabilities", "fingerprint", "profile")
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, capabilities: Capabilities, profile: Profile = GENERIC
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encoders: list[tuple[Mapping[str, Any], TemplateEncoder]] = []
+        self.capabilities = capabilities
+        self.profile = profile
+        self.fingerprint = tokenizer.fingerprint
+
+    def encoder(self, template_arguments: Mapping[str, Any]) -> TemplateEncoder:
+        """Return the encoder for these template arguments; its template is measured once."""
+        for arguments, encoder in self._encoders:
+            if arguments == template_arguments:
+                return encoder
+        made = TemplateEncoder(self._tokenizer, template_arguments=dict(template_arguments))
+        self._encoders.append((dict(template_arguments), made))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTurn:
+    """A turn that is planned and rendered, and changes nothing until it is finished."""
+
+    ledger: Ledger
+    """The ledger that it continues."""
+    entries: tuple[LedgerEntry, ...]
+    """What it tells, to be recorded once it was told."""
+    prompt: Prompt
+    plan: Plan
+    ids: TokenIds
+    """The whole prompt."""
+    common: int
+    """Leading ids that were sent or generated before."""
+    predicted_cached_tokens: int
+    encoder: TemplateEncoder = field(repr=False)
+    broken_by: str = ""
+    """What rewrote the prefix, if anything did."""
+
+    @property
+    def frozen(self) -> Frozen:
+        """The epoch's frozen prefix."""
+        for entry in self.entries:
+            if isinstance(entry, Frozen):
+                return entry
+        if self.ledger.state.frozen is None:  # pragma: no cover - begin always opens an epoch
+            raise RuntimeError("a pending turn without an epoch")
+        return self.ledger.state.frozen
+
+    @property
+    def erratum(self) -> str:
+        """The text of the turn's errata; empty if it says nothing."""
+        return "\n".join(entry.text for entry in self.entries if isinstance(entry, Erratum))
+
+
+def predict_cached(common: int, computed: int, length: int, block: int) -> int:
+    """Return how many prompt tokens a prefix cache holds, by the rule of paged prefix caches.
+
+    Parameters
+    ----------
+    common
+        Leading tokens shared with what was sent and generated before.
+    computed
+        Tokens of it that have KV: prompt + generated - 1 after a completion.
+    length
+        Tokens of this prompt; the last is always computed.
+    block
+        Tokens per block; only whole blocks hit.
+    """
+    return max(0, min(common, computed, length - 1)) // block * block
+
+
+def begin(
+    prompt: Prompt,
+    inputs: Iterable[Input],
+    ledger: Ledger,
+    traits: ModelTraits,
+    costs: Costs,
+    *,
+    room: int = 256,
+    mode: Mode = Mode.ON,
+    rebase: RebaseReason | None = None,
+    carry: Carry | None = None,
+) -> PendingTurn:
+    """Compare, plan, render and encode one turn.
+
+    Parameters
+    ----------
+    prompt
+        What is true now.
+    inputs
+        What the user and tools said since the last answer.
+    ledger
+        What the model was told.
+    room
+        Tokens to keep free for the answer.
+    rebase
+        A new epoch that the caller asks for.
+    carry
+        What a new epoch takes along; by default what the last one did.
+
+    Raises
+    ------
+    InputError
+        The inputs do not fit the open tool calls.
+    SegmentError
+        A segment shows a field that is not declared.
+    ContextWindowError
+        Even a new epoch and the answer's room exceed the context window.
+    LedgerMismatchError
+        A loaded ledger renders other ids than those it was saved with.
+    TemplateError
+        The chat template refuses a message.
+    """
+    prompt.check()
+    told = check_inputs(inputs, ledger.state)
+    encoder = traits.encoder(prompt.template_arguments)
+    ledger, rebase = _readied(ledger, traits, rebase)
+    difference = compare(prompt, ledger)
+    asked = "\n".join(item.content for item in told if isinstance(item, UserMessage))
+    window = traits.capabilities.context_window
+    plan = make_plan(
+        difference,
+        prompt,
+        ledger,
+        traits.profile,
+        costs,
+        asked=asked,
+        window=window,
+        mode=mode,
+        requested=rebase,
+    )
+    make = _Maker(prompt, told, ledger, traits, encoder, difference, carry)
+    pending = make(plan)
+    if len(pending.ids) + room > window and not any(isinstance(step, Rebase) for step in plan):
+        pending = make((Rebase(RebaseReason.WINDOW),))
+    if len(pending.ids) + room > window:
+        raise ContextWindowError(
+            f"the prompt has {len(pending.ids)} tokens and its answer needs {room} more, but the context window "
+            f"is {window}: shorten the history (rebase with a summary), remove segments or lower max_tokens"
+        )
+    return pending
+
+
+def _readied(
+    ledger: Ledger, traits: ModelTraits, rebase: RebaseReason | None
+) -> tuple[Ledger, RebaseReason | None]:
+    """Encode a ledger that was loaded; one of another tokenizer opens a new epoch without its ids."""
+    frozen = ledger.state.frozen
+    if frozen is None:
+        return ledger, rebase
+    if frozen.fingerprint != traits.fingerprint:
+        return ledger.without_ids(), RebaseReason.MODEL
+    if ledger.ids is not None:
+        return ledger, rebase
+    encoder = traits.encoder(frozen.template_arguments)
+    if choose_encoding(encoder) is Encoding.MESSAGES:
+        return ledger, rebase
+    return ledger.encoded(encode_ids(ledger.epoch_entries(), encoder)), rebase
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Turns a plan into a pending turn."""
+
+    prompt: Prompt
+    inputs: Sequence[Input]
+    ledger: Ledger
+    traits: ModelTraits
+    encoder: TemplateEncoder
+    difference: Difference
+    carry: Carry | None
+
+    def __call__(self, plan: Plan) -> PendingTurn:
+        ledger, profile = self.ledger, self.traits.profile
+        messages = render_inputs(self.inputs, profile)
+        rebase = next((step for step in plan if isinstance(step, Rebase)), None)
+        entries: tuple[LedgerEntry, ...]
+        if rebase is not None:
+            ledger = self._erased(ledger, rebase)
+            entries = (self._frozen(ledger, rebase), *messages)
+        else:
+            additions = [step for step in plan if not isinstance(step, Rebase)]
+            rendered = render_additions(
+                additions, messages, self.prompt, ledger, profile, self.encoder.traits
+            )
+            entries = tuple(self._counted(entry) for entry in rendered)
+        ids = self._encode(ledger, entries, fresh=rebase is not None)
+        before = self.ledger.ids if ledger is self.ledger else None
+        common = 0 if before is None else ids.common_prefix(before)
+        return PendingTurn(
+            ledger=ledger,
+            entries=entries,
+            prompt=self.prompt,
+            plan=plan,
+            ids=ids,
+            common=common,
+            predicted_cached_tokens=predict_cached(
+                common, ledger.computed, len(ids), self.traits.capabilities.block_size
+            ),
+            encoder=self.encoder,
+            broken_by="" if rebase is None else _broken_by(self.prompt, self.difference),
+        )
+
+    def _erased(self, ledger: Ledger, rebase: Rebase) -> Ledger:
+        if rebase.reason is not RebaseReason.ERASED:
+            return ledger
+        return ledger.erase(*(item.key for item in self.difference.gone if item.deletion is Deletion.HARD))
+
+    def _frozen(self, ledger: Ledger, rebase: Rebase) -> Frozen:
+        last = ledger.state.frozen
+        carry = self.carry or (Carry() if last is None else Carry(last.since, last.summary))
+        return freeze(
+            self.prompt,
+            ledger,
+            self.traits.profile,
+            self.encoder.traits,
+            reason=rebase.reason,
+            fingerprint=self.traits.fingerprint,
+            carry=carry,
+            namespace=Namespace.EXACT,
+        )
+
+    def _counted(self, entry: LedgerEntry) -> LedgerEntry:
+        if not isinstance(entry, Erratum):
+            return entry
+        return entry.model_copy(update={"tokens": len(self.encoder.tokenizer.encode(entry.text))})
+
+    def _encode(self, ledger: Ledger, entries: Sequence[LedgerEntry], *, fresh: bool) -> TokenIds:
+        last = ledger.state.generated
+        if choose_encoding(self.encoder) is Encoding.MESSAGES:
+            return render_ids(_continued(ledger, entries), self.encoder)
+        if fresh or last is None or ledger.ids is None:
+            return encode_ids(_continued(ledger, entries), self.encoder)
+        return extend_ids(ledger.ids, last, entries, self.encoder)
+
+
+def _continued(ledger: Ledger, entries: Sequence[LedgerEntry]) -> Iterable[LedgerEntry]:
+    return ledger.append(entries, ids=None, computed=0).epoch_entries()
+
+
+def _broken_by(prompt: Prompt, difference: Difference) -> str:
+    names = []
+    for change in difference.changes:
+        shown = [s.key for s in prompt.segments if isinstance(s.text, Inline) and change.key in s.text.keys]
+        names.append(change.key + (f" in {', '.join(shown)}" if shown else ""))
+    names += [segment.key for segment in difference.segments]
+    names += [f"tool:{tool.name}" for tool in difference.tools]
+    names += [gone.key for gone in difference.gone if gone.deletion is not Deletion.DORMANT]
+    return ", ".join(names)
+
+
+def finish(
+    pending: PendingTurn,
+    completion: Completion,
+    *,
+    stopped: bool = False,
+    cached_counts: bool = True,
+    would_have_cached_tokens: int | None = None,
+) -> tuple[Ledger, TurnReport]:
+    """Record a whole completion, or what came of one that the caller stopped and keeps.
+
+    Raises
+    ------
+    TruncationDetectedError
+        The server read fewer prompt tokens than were sent.
+    """
+    usage = completion.usage
+    if usage.prompt_tokens < len(pending.ids):
+        raise TruncationDetectedError(
+            f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut the "
+            "prompt; raise its context length or lower the prompt's size"
+        )
+    answer = _generated(pending, completion, stopped=stopped)
+    generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
+    ids = pending.ids.extend(generated)
+    ledger = pending.ledger.append(
+        [*pending.entries, answer], ids=ids, computed=len(pending.ids) + max(0, len(generated) - 1)
+    )
+    state = ledger.state
+    report = TurnReport(
+        turn=state.turns,
+        epoch=pending.frozen.epoch,
+        plan=pending.plan,
+        erratum=pending.erratum,
+        revision=state.revision,
+        prompt_tokens=usage.prompt_tokens,
+        new_tokens=len(pending.ids) - pending.common,
+        predicted_cached_tokens=pending.predicted_cached_tokens,
+        cached_tokens=usage.cached_tokens,
+        spliced_tokens=usage.spliced_tokens,
+        computed_tokens=usage.computed_tokens,
+        generated_tokens=usage.generated_tokens,
+        ttft_s=completion.ttft_s,
+        duration_s=completion.duration_s,
+        miss=_miss(pending, completion, cached_counts=cached_counts),
+        broken_by=pending.broken_by,
+        would_have_cached_tokens=would_have_cached_tokens,
+    )
+    return ledger, report
+
+
+def _generated(pending: PendingTurn, completion: Completion, *, stopped: bool) -> Generated:
+    calls: tuple[ToolCallRecord, ...] = ()
+    told = pending.ledger.state.tools or any(
+        isinstance(entry, Frozen) and entry.tool_digests for entry in pending.entries
+    )
+    if (told or pending.prompt.tools) and not stopped:
+        calls = tuple(_calls(pending, completion))
+    return Generated(
+        text=completion.text,
+        ids=completion.ids,
+        tool_calls=calls,
+        reasoning=completion.reasoning,
+        stopped=stopped,
+        prompt_tokens=completion.usage.prompt_tokens,
+    )
+
+
+def _calls(pending: PendingTurn, completion: Completion) -> Iterable[ToolCallRecord]:
+    names = {tool.name for tool in pending.prompt.tools}
+    if completion.tool_calls is not None:
+        for call in completion.tool_calls:
+            yield ToolCallRecord(
+                id=call.id, name=call.name, arguments=call.arguments, available=call.name in names
+            )
+        return
+    turn = pending.ledger.state.turns + 1
+    for index, parsed in enumerate(parse_calls(completion.text), start=1):
+        yield ToolCallRecord(
+            id=f"call_{turn}_{index}",
+            name=parsed.name,
+            arguments=stable_arguments(parsed),
+            valid=parsed.valid,
+            available=parsed.name in names,
+        )
+
+
+def _miss(pending: PendingTurn, completion: Completion, *, cached_counts: bool) -> Miss | None:
+    cached, predicted = completion.usage.cached_tokens, pending.predicted_cached_tokens
+    before = pending.ledger.ids
+    if not cached_counts:
+        return Miss.UNREPORTED
+    if cached > predicted:
+        return Miss.SHARED
+    if cached < predicted:
+        return Miss.LOST
+    if pending.ledger.state.frozen is None:
+        return Miss.COLD
+    if any(isinstance(step, Rebase) for step in pending.plan):
+        return Miss.REBASED
+    if before is not None and pending.common < len(before):
+        return Miss.TEMPLATE
+    return Miss.SHORT if predicted == 0 else None
+
+

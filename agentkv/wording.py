@@ -1,0 +1,131 @@
+"""The text of errata: statements, lists and snapshots, in a profile's words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from agentkv.diff import Change, Gone
+from agentkv.hunks import find_hunk
+from agentkv.ledger import Told
+from agentkv.profile import Profile, Wording
+from agentkv.segments import Field, Prompt
+from agentkv.values import quoted
+
+
+def neutral(text: str, wording: Wording) -> str:
+    """Quote the lines of `text` that could be taken for an erratum; everything else stays as it is."""
+    return wording.lookalike.sub("> ", text)
+
+
+def value_text(text: str, wording: Wording) -> str:
+    """Return a value as it stands inside a line of prompt."""
+    return neutral(quoted(text), wording)
+
+
+def in_sentence(label: str) -> str:
+    """Return a label as it reads in mid-sentence: ``Order status`` as ``order status``, ``ETA`` as it is."""
+    if len(label) > 1 and label[0].isupper() and label[1].islower():
+        return label[0].lower() + label[1:]
+    return label
+
+
+def facts_list(fields: Iterable[Field], wording: Wording) -> str:
+    """Return fields as a list, one line each."""
+    return "\n".join(_item(field, wording) for field in fields)
+
+
+def _item(field: Field, wording: Wording) -> str:
+    return wording.item.format(label=field.label, new=value_text(field.text, wording))
+
+
+def erratum_text(
+    revision: int,
+    changes: Iterable[Change],
+    gone: Iterable[Gone],
+    restated: Iterable[str],
+    prompt: Prompt,
+    profile: Profile,
+) -> str:
+    """Return an erratum: a sentence for each statement, or the values as a list where that is shorter.
+
+    It is never longer than stating every field of the prompt.
+    """
+    wording = profile.wording
+    header = wording.header.format(revision=revision)
+    changes, restated = tuple(changes), tuple(restated)
+    sentences = [header + _sentence(change, prompt, profile) for change in changes]
+    sentences += [
+        header
+        + wording.fresh.format(
+            label=in_sentence(prompt.fields[key].label), new=value_text(prompt.fields[key].text, wording)
+        )
+        for key in restated
+    ]
+    tombstones = [header + wording.gone.format(label=_gone_label(item.key, prompt)) for item in gone]
+    stated = [change.field for change in changes if change.field is not None]
+    stated += [prompt.fields[key] for key in restated]
+    short = all(len(field.text) <= profile.max_statement_chars for field in stated)
+    if len(stated) > 1 and short:
+        every = sum(len(_item(field, wording)) + 1 for field in prompt.fields.values())
+        if sum(map(len, sentences)) + len(sentences) > every:
+            sentences = [header.rstrip() + "\n" + facts_list(stated, wording)]
+    return "\n".join((*sentences, *tombstones))
+
+
+def snapshot_text(
+    revision: int, told: Mapping[str, Told], gone: Iterable[Gone], prompt: Prompt, profile: Profile
+) -> str:
+    """Return an erratum that states every field told so far, with its current value."""
+    wording = profile.wording
+    header = wording.header.format(revision=revision)
+    lines = [header + wording.snapshot]
+    for field in prompt.fields.values():
+        if len(field.text) <= profile.max_statement_chars:
+            lines.append(_item(field, wording))
+        else:
+            lines.append(wording.item.format(label=field.label, new=_measure(field.text)))
+    lost = {key for key, was in told.items() if key not in prompt.fields and was.text is None}
+    lost.update(item.key for item in gone)
+    lines += [header + wording.gone.format(label=_gone_label(key, prompt)) for key in sorted(lost)]
+    return "\n".join(lines)
+
+
+def _sentence(change: Change, prompt: Prompt, profile: Profile) -> str:
+    wording, field = profile.wording, change.field
+    if field is None:
+        return wording.gone.format(label=_gone_label(change.key, prompt))
+    label = in_sentence(field.label)
+    limit = profile.max_statement_chars
+    if len(field.text) > limit and change.told is not None:
+        sentence = _hunk_sentence(label, change.told, field.text, wording, sensitive=field.sensitive)
+    else:
+        new = value_text(field.text, wording)
+        if change.told is None or field.sensitive or len(change.told) + len(field.text) > limit:
+            sentence = wording.fresh.format(label=label, new=new)
+        else:
+            old = value_text(change.told, wording)
+            sentence = wording.changed.format(label=label, old=old, new=new)
+    dependents = [in_sentence(other.label) for other in prompt.fields.values() if change.key in other.depends_on]
+    if dependents and change.told is not None:
+        sentence += wording.voided.format(labels=" and the ".join(dependents))
+    return sentence
+
+
+def _hunk_sentence(label: str, told: str, now: str, wording: Wording, *, sensitive: bool) -> str:
+    hunk = find_hunk(told, now)
+    old = f"{len(hunk.old)} characters" if sensitive else value_text(hunk.old, wording) or "nothing"
+    new = value_text(hunk.new, wording) or "nothing"
+    return f"in the {label}, from character {hunk.start} on, {old} is replaced by {new}. It now has {_measure(now)}."
+
+
+def _measure(text: str) -> str:
+    return f"{len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _gone_label(key: str, prompt: Prompt) -> str:
+    for kind in ("skill", "document", "tool", "policy"):
+        if key.startswith(f"{kind}:"):
+            return f"{kind} {key.removeprefix(kind + ':')!r}"
+    field = prompt.fields.get(key)
+    return in_sentence(field.label) if field else key.replace(".", " ").replace("_", " ")

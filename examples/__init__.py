@@ -1,0 +1,1 @@
+"""Examples that run against agentkv as it is installed."""
