@@ -44,6 +44,7 @@ def encode_ids(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> Toke
     """
     frozen, groups = _split(entries)
     ids: TokenIds | None = None
+    last: Sequence[int] = ()
     for group, answer in groups:
         if ids is None:
             opening = [*_opening(frozen), *wire(_with_summary(frozen, group), encoder)]
@@ -147,6 +148,7 @@ def wire(group: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMes
                 message = {"role": entry.role, "content": content}
                 if entry.call_id is not None:
                     message["tool_call_id"] = entry.call_id
+                    message["name"] = entry.name
                 if as_user and messages and messages[-1]["role"] == "user":
                     _join(messages, content)
                 else:

@@ -84,6 +84,8 @@ class Message(Entry):
     role: Literal["user", "tool"]
     content: str
     call_id: str | None = None
+    name: str | None = None
+    """The tool whose result it is."""
 
 
 class SegmentAdded(Entry):

@@ -177,9 +177,10 @@ def _clock_macro(clock: Callable[[str], str]) -> str:
         # Not every platform knows the form without leading zeros.
         with suppress(ValueError):
             shown.append([directive, clock(directive)])
-    # A line break ends it: the template's first line stays at the start of a line, and Jinja drops the break.
+    # The line break keeps the template's first line at the start of a line; Jinja drops it.
     return (
         "{%- macro strftime_now(format) -%}{%- set ns = namespace(text=format) -%}"
         f"{{%- for directive, shown in {json.dumps(shown)} -%}}"
-        "{%- set ns.text = ns.text.replace(directive, shown) -%}{%- endfor -%}{{- ns.text -}}{%- endmacro %}\n"
+        "{%- set ns.text = ns.text.replace(directive, shown) -%}{%- endfor -%}"
+        "{{- ns.text -}}{%- endmacro %}\n"
     )

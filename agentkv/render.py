@@ -108,8 +108,9 @@ def _filled(text: Text, prompt: Prompt, profile: Profile) -> str:
     )
 
 
-def render_inputs(inputs: Sequence[Input], profile: Profile) -> list[Message]:
+def render_inputs(inputs: Sequence[Input], ledger: Ledger, profile: Profile) -> list[Message]:
     """Return the turn's inputs as messages; lines that look like an erratum are quoted."""
+    names = {call.id: call.name for call in ledger.state.open_calls}
     messages = []
     for item in inputs:
         match item:
@@ -117,7 +118,8 @@ def render_inputs(inputs: Sequence[Input], profile: Profile) -> list[Message]:
                 messages.append(Message(role="user", content=neutral(item.content, profile.wording)))
             case ToolResult():
                 content = neutral(item.content, profile.wording)
-                messages.append(Message(role="tool", content=content, call_id=item.call_id))
+                name = names[item.call_id]
+                messages.append(Message(role="tool", content=content, call_id=item.call_id, name=name))
     return messages
 
 

@@ -222,7 +222,7 @@ class _Maker:
 
     def __call__(self, plan: Plan) -> PendingTurn:
         ledger, profile = self.ledger, self.traits.profile
-        messages = render_inputs(self.inputs, profile)
+        messages = render_inputs(self.inputs, self.ledger, profile)
         rebase = next((step for step in plan if isinstance(step, Rebase)), None)
         entries: tuple[LedgerEntry, ...]
         if rebase is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,8 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress as RichBars
+from rich.progress import TextColumn
 
 from agentkv import models
+from agentkv._version import __version__
+from agentkv.cli.progress import BarProgress
 
 PLACE = Path(__file__).parent.parent
 NAME = "smollm2-135m"
@@ -151,11 +157,23 @@ def test_the_debug_variable_shows_the_traceback(tmp_path: Path) -> None:
     assert "ModelNotFoundError" in finished.stderr
 
 
+def test_bars_move_by_bytes_and_a_step_ends_where_the_next_begins() -> None:
+    """Each step has a bar; the one before is full, whatever its size was; the current one moves."""
+    with RichBars(TextColumn("{task.fields[size]}"), console=Console(file=io.StringIO())) as bars:
+        progress = BarProgress(bars)
+        progress.begin(models.Step.DOWNLOAD)
+        progress.begin(models.Step.EXTRACT, 4_000_000)
+        progress.advance(1_000_000)
+    download, extract = bars.tasks
+    assert (download.description, download.finished) == (models.Step.DOWNLOAD.value, True)
+    assert (extract.fields["size"], extract.percentage) == ("4 MB", 25)
+
+
 def test_version_is_printed(tmp_path: Path) -> None:
     """--version answers before any sub-command."""
     finished = agentkv(tmp_path, "--version")
     assert finished.returncode == 0
-    assert finished.stdout.startswith("agentkv ")
+    assert finished.stdout == f"agentkv {__version__}\n"
 
 
 def test_importing_the_command_imports_nothing_heavy() -> None:

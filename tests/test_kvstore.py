@@ -23,6 +23,7 @@ def new_store(limit: int = 100 * BLOCK_BYTES) -> KVStore[ModelKV]:
     return KVStore(limit, new=lambda: ModelKV(CONFIG), copy=ModelKV.copy)
 
 
+@torch.inference_mode()
 def fill(entry: Entry[ModelKV], ids: TokenIds) -> None:
     """Write states that tell their token and position, as a model would."""
     for token in ids.tolist(len(entry.ids)):

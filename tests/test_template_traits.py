@@ -42,8 +42,18 @@ def test_what_becomes_of_each_role(
 
 @pytest.mark.parametrize(
     ("name", "append_only"),
-    [("chatml", True), ("llama", True), ("gemma", True), ("qwen", True), ("phi", True), ("plain-close", True)]
-    + [("mistral", False), ("strict", False), ("harmony", False), ("shifting", False)],
+    [
+        ("chatml", True),
+        ("llama", True),
+        ("gemma", True),
+        ("qwen", True),
+        ("phi", True),
+        ("plain-close", True),
+        ("mistral", False),
+        ("strict", False),
+        ("harmony", False),
+        ("shifting", False),
+    ],
 )
 def test_append_only_is_measured_and_a_break_is_named(name: str, append_only: bool) -> None:
     """A template is append-only, or the message that breaks it is said in words."""
@@ -81,7 +91,7 @@ def test_without_the_tools_probe_no_tools_are_reported() -> None:
 def test_what_a_message_in_a_tool_round_rewrites(
     name: str, reasoning: Reasoning, user_rewrites: bool, tool_rewrites: bool
 ) -> None:
-    """Where earlier reasoning is stripped, a user message in a tool round rewrites it and a tool one does not."""
+    """Where reasoning is stripped, a user message in a tool round rewrites it; a tool one does not."""
     traits = measure(load(name))
     assert traits.reasoning is reasoning
     assert traits.user_in_tool_round_rewrites is user_rewrites

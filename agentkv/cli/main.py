@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from agentkv._version import __version__
 from agentkv.cli import model
 from agentkv.errors import AgentKVError
 
@@ -29,11 +29,7 @@ app.add_typer(model.app, name="model")
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        version = metadata.version("agentkv-middleware")
-    except metadata.PackageNotFoundError:
-        version = "(not installed: run from its source)"
-    typer.echo(f"agentkv {version}")
+    typer.echo(f"agentkv {__version__}")
     raise typer.Exit
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentkv.errors import TemplateError
 from agentkv.template.pieces import Piece, PieceTokenizer
 from agentkv.template.probes import measure
-from agentkv.template.shape import Shape, StrayTextError, compile_shape
+from agentkv.template.shape import Render, Shape, StrayTextError, compile_shape
 from agentkv.template.slots import MOST_SLOTS, Json, Slotting, filled, mark
 from agentkv.template.traits import Acceptance, TemplateTraits
 from agentkv.tokenizer import ChatTokenizer, WireMessage
@@ -207,11 +207,7 @@ class TemplateEncoder:
                 break
             try:
                 cut, close = self._cut(base)
-                shape = compile_shape(
-                    lambda fill, base=base, cut=cut: cut(self._render([*base, *filled(shaped, fill)])),  # type: ignore[misc]
-                    slotting.slots,
-                    self._pieces,
-                )
+                shape = compile_shape(self._tail_of(base, shaped, cut), slotting.slots, self._pieces)
             except StrayTextError as error:
                 stray = error if "tool_calls" in base[-1] else stray
                 failed = error
@@ -221,8 +217,13 @@ class TemplateEncoder:
                 return _Tail(shape, tuple(self._tokenizer.encode(close)))
         raise stray or failed or TemplateError("the chat template takes no further messages")
 
+    def _tail_of(
+        self, base: Sequence[WireMessage], shaped: Sequence[dict[str, Json]], cut: Callable[[str], str]
+    ) -> Render:
+        return lambda fill: cut(self._render([*base, *filled(shaped, fill)]))
+
     def _bases(self, shaped: Sequence[dict[str, Json]]) -> Iterator[list[WireMessage]]:
-        """Yield conversations to hang new messages on, the likeliest first; each ends with a marked answer."""
+        """Yield conversations for new messages to follow, likeliest first; all end with a marked answer."""
         user: WireMessage = {"role": "user", "content": _QUESTION}
         system: WireMessage = {"role": "system", "content": _SYSTEM}
         plain: WireMessage = {"role": "assistant", "content": _ANSWER}

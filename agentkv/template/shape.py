@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, TypeAlias
 
 from agentkv.errors import TemplateError
 from agentkv.template.pieces import Piece, PieceTokenizer
@@ -16,7 +16,7 @@ from agentkv.template.slots import MARK, Slot, SlotKind, index_of, mark
 _PROBE: Final = '"\n\\<é'
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
 
-Render = Callable[[Callable[[int], str | None]], str]
+Render: TypeAlias = Callable[[Callable[[int], str | None]], str]
 """Renders the shape, each mark exchanged for what the given function says."""
 
 
