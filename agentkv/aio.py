@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from agentkv.backends.base import AsyncBackend, Backend, Delta, Event, Request
 from agentkv.conversation import Conversation, Exchange, sampling_of
+from agentkv.errors import ContextError
 from agentkv.inputs import Input, UserMessage
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
@@ -46,32 +47,38 @@ def _close(events: Iterator[Event]) -> None:
 class AsyncStream:
     """An answer while it is made: ``async for`` gives deltas, then read `reply`.
 
-    `aclose`, cancellation or an error discards the turn; `keep` records what has come. Leaving the iteration
-    early needs one of the two: use ``async with``.
+    The call begins when it is first iterated or entered, so that fields can be awaited. `aclose`, cancellation or
+    an error discards the turn; `keep` records what has come. Leaving the iteration early needs one of the two:
+    use ``async with``.
     """
 
-    def __init__(self, conversation: Conversation, exchange: Exchange) -> None:
+    def __init__(self, conversation: Conversation, inputs: list[Input], sampling: dict[str, Any]) -> None:
         self._conversation = conversation
-        self._exchange = exchange
-        self._events: AsyncIterator[Event] | None = _events(conversation.backend, exchange.request)
+        self._asked = (inputs, sampling)
+        self._exchange: Exchange | None = None
+        self._events: AsyncIterator[Event] | None = None
+        self._over = False
 
     @property
     def reply(self) -> Reply | None:
         """The reply, once the answer is whole or was kept; None before."""
-        return self._exchange.reply
+        return None if self._exchange is None else self._exchange.reply
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._events is None:
+        events, exchange = await self._opened()
+        if events is None:
             raise StopAsyncIteration
         try:
-            async for event in self._events:
-                delta = self._exchange.feed(event)
+            async for event in events:
+                delta = exchange.feed(event)
                 if delta is not None:
                     return delta
-            self._exchange.ended()
+                if exchange.reply is not None:
+                    break  # what fails behind the completion cannot undo it
+            exchange.ended()
         except BaseException:
             await self.aclose()
             raise
@@ -80,67 +87,40 @@ class AsyncStream:
 
     async def keep(self) -> Reply:
         """Stop the model and record what has come so far as its answer."""
-        if self._exchange.reply is None and self._events is not None:
+        events, exchange = await self._opened()
+        if exchange.reply is None and events is not None:
             try:
-                await self._stop()
-                self._exchange.keep()
+                await _stop(events)
+                exchange.keep()
             finally:
                 await self.aclose()
-        return self._exchange.ended()
+        return exchange.ended()
 
     async def aclose(self) -> None:
         """Stop the model and discard the turn, unless it is whole or was kept."""
-        if self._events is not None:
+        self._over = True
+        events, self._events = self._events, None
+        if events is not None:
             try:
-                await self._stop()
+                await _stop(events)
             finally:
-                self._events = None
                 self._conversation.release()
 
-    async def _stop(self) -> None:
-        close = getattr(self._events, "aclose", None)
-        if close is not None:
-            await close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class _Opening:
-    """A stream that opens when it is first iterated or entered, so that fields can be awaited."""
-
-    def __init__(self, context: AsyncAgentKVContext, inputs: list[Input], sampling: dict[str, Any]) -> None:
-        self._arguments = (context, inputs, sampling)
-        self._stream: AsyncStream | None = None
-
-    async def _opened(self) -> AsyncStream:
-        if self._stream is None:
-            context, inputs, sampling = self._arguments
-            self._stream = await context._open(inputs, sampling)
-        return self._stream
-
-    @property
-    def reply(self) -> Reply | None:
-        """The reply, once the answer is whole or was kept; None before."""
-        return None if self._stream is None else self._stream.reply
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        return await (await self._opened()).__anext__()
-
-    async def keep(self) -> Reply:
-        """Stop the model and record what has come so far as its answer."""
-        return await (await self._opened()).keep()
-
-    async def aclose(self) -> None:
-        """Stop the model and discard the turn, unless it is whole or was kept."""
-        if self._stream is not None:
-            await self._stream.aclose()
+    async def _opened(self) -> tuple[AsyncIterator[Event] | None, Exchange]:
+        if self._exchange is None:
+            if self._over:
+                raise ContextError("the stream was closed before it began; ask for another")
+            conversation, (inputs, sampling) = self._conversation, self._asked
+            conversation.acquire()
+            try:
+                options = sampling_of(conversation.options.sampling, sampling)
+                pulled = await conversation.sources.awaited()
+                self._exchange = conversation.exchange(inputs, options, pulled)
+                self._events = _events(conversation.backend, self._exchange.request)
+            except BaseException:
+                conversation.release()
+                raise
+        return self._events, self._exchange
 
     async def __aenter__(self) -> Self:
         await self._opened()
@@ -148,6 +128,18 @@ class _Opening:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def __del__(self) -> None:
+        # The event loop closes the generator; the context must not stay busy until then.
+        if getattr(self, "_events", None) is not None:
+            self._events = None
+            self._conversation.release()
+
+
+async def _stop(events: AsyncIterator[Event]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()
 
 
 class AsyncAgentKVContext(ContextSurface):
@@ -174,22 +166,11 @@ class AsyncAgentKVContext(ContextSurface):
 
         Cancelling the task stops the model and records nothing.
         """
-        stream = await self._open(as_inputs(inputs), sampling)
+        stream = self.stream(*inputs, **sampling)
         async for _ in stream:
             pass
-        return stream._exchange.ended()
+        return await stream.keep()
 
-    def stream(self, *inputs: Input | str, **sampling: Any) -> _Opening:
+    def stream(self, *inputs: Input | str, **sampling: Any) -> AsyncStream:
         """Send inputs and return the answer while it is made; it begins when it is first iterated."""
-        return _Opening(self, as_inputs(inputs), sampling)
-
-    async def _open(self, inputs: list[Input], sampling: dict[str, Any]) -> AsyncStream:
-        conversation = self._conversation
-        conversation.acquire()
-        try:
-            options = sampling_of(conversation.options.sampling, sampling)
-            pulled = await conversation.sources.awaited()
-            return AsyncStream(conversation, conversation.exchange(inputs, options, pulled))
-        except BaseException:
-            conversation.release()
-            raise
+        return AsyncStream(self._conversation, as_inputs(inputs), sampling)

@@ -40,6 +40,8 @@ class Stream:
                 delta = self._exchange.feed(event)
                 if delta is not None:
                     return delta
+                if self._exchange.reply is not None:
+                    break  # what fails behind the completion cannot undo it
             self._exchange.ended()
         except BaseException:
             self.close()

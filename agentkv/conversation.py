@@ -29,6 +29,7 @@ from agentkv.errors import (
     ConfigurationError,
     ContextBusyError,
     ContextClosedError,
+    ContextError,
 )
 from agentkv.inputs import Input, ToolResult
 from agentkv.ledger import Ledger
@@ -117,6 +118,8 @@ class Conversation:
                 "from another tenant's cache by its timing: use a backend that salts"
             )
         self.prompt.check()
+        if self._traits is not None:
+            raise ContextError("the context is open already: leave it first, or fork it")
         self._traits = ModelTraits(self.backend.tokenizer, able, self.options.profile)
 
     def leave(self) -> None:
@@ -135,13 +138,29 @@ class Conversation:
         self.prompt = prompt
 
     def remove(self, key: str, deletion: Deletion | None) -> None:
-        """Remove a segment, tool or field; a hard deletion redacts the ledger at once."""
-        self.prompt = self.prompt.without(key, deletion)
-        self.sources.forget(key)
-        if deletion is Deletion.HARD:
+        """Remove a segment, tool or field; a hard deletion redacts the ledger at once.
+
+        Raises
+        ------
+        ContextBusyError
+            It is a hard deletion and a call is running, whose record would bring back what is erased.
+        """
+        if deletion is not Deletion.HARD:
+            self._forget(key, deletion)
+            return
+        self._take()
+        try:
+            self._forget(key, deletion)
             self.ledger = self.ledger.erase(key)
             self._shadow = self._shadow.erase(key)
+            self.report = replace(self.report, last=None)
             self.backend.release(self.options.conversation)
+        finally:
+            self.release()
+
+    def _forget(self, key: str, deletion: Deletion | None) -> None:
+        self.prompt = self.prompt.without(key, deletion)
+        self.sources.forget(key)
 
     def ask_rebase(self, reason: RebaseReason, carry: Carry | None) -> None:
         """Open a new epoch with the next turn."""
@@ -157,10 +176,16 @@ class Conversation:
         """
         if keep_last is None:
             if summary is not None:
-                raise ConfigurationError("a summary needs keep_last: how many of the last user turns stay as they are")
+                raise ConfigurationError(
+                    "a summary needs keep_last: how many of the last user turns stay as they are"
+                )
             return None
         if keep_last < 0:
             raise ConfigurationError(f"keep_last is {keep_last}; give 0 or more user turns")
+        if keep_last == 0 and self.ledger.state.open_calls:
+            raise ConfigurationError(
+                "keep_last is 0 while tool calls await their results: keep 1 turn, or send the results first"
+            )
         entries = list(self.ledger)
         users = [i for i, entry in enumerate(entries) if isinstance(entry, Message) and entry.role == "user"]
         if keep_last >= len(users):
@@ -179,6 +204,9 @@ class Conversation:
         """
         if self._traits is None:
             raise ContextClosedError("the context is not open: use it inside its with block")
+        self._take()
+
+    def _take(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise ContextBusyError(
                 "a call is running on this context: wait for it, close its stream, or fork the context"
@@ -299,6 +327,8 @@ class Exchange:
 
     def feed(self, event: Event) -> Delta | None:
         """Take one event; returns the delta to hand on, if it is one with text."""
+        if not self._conversation.entered:
+            raise ContextClosedError("the context was left while it answered; nothing was recorded")
         if isinstance(event, Completion):
             self.reply = self._conversation.commit(self._pending, self._shadow, event, stopped=False)
             return None
@@ -321,7 +351,9 @@ class Exchange:
         """
         if self.reply is None:
             name = self._conversation.backend.capabilities.name
-            raise BackendError(f"backend {name!r} ended a call without a completion; nothing was recorded")
+            raise BackendError(
+                f"backend {name!r} ended a call without a completion, or its stream was closed; nothing was recorded"
+            )
         return self.reply
 
     def keep(self) -> Reply:

@@ -15,6 +15,7 @@ from agentkv.errors import LedgerError
 from agentkv.template import Acceptance, TemplateEncoder
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
+from agentkv.tools import without_calls
 
 
 class Encoding(StrEnum):
@@ -88,7 +89,9 @@ def encode_messages(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) ->
     return messages
 
 
-def _split(entries: Iterable[LedgerEntry]) -> tuple[Frozen, Iterator[tuple[list[LedgerEntry], Generated | None]]]:
+def _split(
+    entries: Iterable[LedgerEntry],
+) -> tuple[Frozen, Iterator[tuple[list[LedgerEntry], Generated | None]]]:
     stream = iter(entries)
     frozen = next(stream, None)
     if not isinstance(frozen, Frozen):
@@ -116,18 +119,23 @@ def _with_summary(frozen: Frozen, group: list[LedgerEntry]) -> list[LedgerEntry]
     if frozen.summary is None:
         return group
     text = f"Summary of the conversation so far:\n{frozen.summary}"
-    at = next((i for i, entry in enumerate(group) if isinstance(entry, Message)), 0)
-    carried = SegmentAdded(segments={}, text=text, carrier=Carrier.FOLDED_BEFORE)
-    return [*group[:at], carried, *group[at:]]
+    # In front of all else: an erratum that corrects it has to stand behind it.
+    return [SegmentAdded(segments={}, text=text, carrier=Carrier.FOLDED_BEFORE), *group]
 
 
 def _assistant(answer: Generated) -> WireMessage:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    # Calls that were found in the text are written by the template.
+    content = without_calls(answer.text) if answer.tool_calls else answer.text
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+            {
+                "id": c.id,
+                "type": "function",
+                "function": {"name": c.name, "arguments": json.loads(c.arguments)},
+            }
             for c in answer.tool_calls
         ]
     return message
@@ -138,6 +146,7 @@ def wire(group: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMes
     messages: list[dict[str, Any]] = []
     held: list[str] = []
     as_user = encoder.traits.tool_role is not Acceptance.ACCEPTED
+    merges = as_user or encoder.traits.alternation
     for entry in group:
         match entry:
             case Message(role="tool") if as_user:
@@ -149,7 +158,7 @@ def wire(group: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMes
                 if entry.call_id is not None:
                     message["tool_call_id"] = entry.call_id
                     message["name"] = entry.name
-                if as_user and messages and messages[-1]["role"] == "user":
+                if merges and entry.role == "user" and messages and messages[-1]["role"] == "user":
                     _join(messages, content)
                 else:
                     messages.append(message)

@@ -26,6 +26,7 @@ class RebaseReason(StrEnum):
     CRITICAL = "a critical field changed and the model heeds errata too rarely"
     MODEL = "the model, tokenizer or template arguments changed"
     REWRITE = "the mode rewrites the prompt"
+    UNANNOUNCED = "the prefix does not announce errata"
 
 
 class Carrier(StrEnum):

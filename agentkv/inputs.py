@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from agentkv.errors import InputError
 from agentkv.ledger import LedgerState
+from agentkv.values import is_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ def check_inputs(inputs: Iterable[Input], state: LedgerState) -> Sequence[Input]
             raise InputError(f"{item!r} is not an input; give UserMessage(text) or ToolResult(call_id, text)")
         if not isinstance(item.content, str):
             raise InputError(f"{type(item).__name__}: content is a {type(item.content).__name__}; give a str")
+        if not is_unicode(item.content):
+            raise InputError(
+                f"{type(item).__name__}: content holds a lone surrogate, which cannot be sent as UTF-8; decode "
+                'the bytes it came from with errors="replace"'
+            )
     if not given:
         raise InputError("nothing to send: give a UserMessage or the ToolResult of each open call")
     results: dict[str, ToolResult] = {}

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,7 +26,7 @@ from agentkv.entries import (
     ToolCallRecord,
 )
 from agentkv.errors import LedgerFormatError, LedgerMismatchError
-from agentkv.redaction import redacted, told_texts
+from agentkv.redaction import erased, redacted
 from agentkv.tokens import TokenIds
 
 FORMAT: Final = "agentkv-ledger"
@@ -147,7 +147,7 @@ class Ledger:
 
     def since(self, index: int) -> Sequence[LedgerEntry]:
         """Return the entries from `index` on: what to store after each step."""
-        return self._log.entries[index : self._length]
+        return self._log.entries[max(0, index) : self._length]
 
     def epoch_entries(self) -> Iterator[LedgerEntry]:
         """Yield what this epoch's prompt is made of, its `Frozen` first."""
@@ -187,7 +187,7 @@ class Ledger:
         """
         try:
             record = json.loads(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise LedgerFormatError(f"not a ledger: it is not JSON ({error})") from error
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise LedgerFormatError(f'not a ledger: its "format" must be {FORMAT!r}')
@@ -212,8 +212,8 @@ class Ledger:
         return Ledger().append(redacted(self, secrets), ids=None, computed=0)
 
     def erase(self, *keys: str) -> Ledger:
-        """Return a redacted copy without any value or text that was ever told of these fields and segments."""
-        return self.redact(*told_texts(self, keys))
+        """Return a copy without any value or text that was ever told of these fields, segments and tools."""
+        return Ledger().append(erased(self, keys), ids=None, computed=0)
 
     def without_ids(self) -> Ledger:
         """Return a copy whose answers are known by text only, for another tokenizer."""

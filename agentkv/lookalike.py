@@ -83,7 +83,7 @@ def quote_forgeries(text: str, word: str) -> str:
 @lru_cache(maxsize=64)
 def _beginning(word: str) -> re.Pattern[str]:
     letters = r"[\W_]*".join(re.escape(c) for c in skeleton(word) if c.isalnum())
-    number = r"(?:no|nr|num|number|version|rev|revision)?[\W_]*(?:\d|[一二三四五六七八九十]|[ivxlcdm]+\s*[:.)])"
+    number = r"(?:(?:no|nr|num|number|version|rev|revision)[\W_]*)?(?:\d|[一二三四五六七八九十]|[ivxlcdm]+\s*[:.)])"
     # No two of these alternatives match at the same place, so that no line takes long to check.
     marks = r"(?:</?[a-z][^<>()\n]{0,64}>|\d+[.):]|\b[a-z]\)|[\W_])*"
     return re.compile(marks + letters + r"[\W_]*" + number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeAlias
 
 from agentkv.costs import Costs
@@ -53,7 +54,9 @@ class AppendSegment:
     tools: tuple[ToolSpec, ...] = ()
 
     def __str__(self) -> str:
-        return f"append({', '.join([*(s.key for s in self.segments), *(f'tool:{t.name}' for t in self.tools)])})"
+        return (
+            f"append({', '.join([*(s.key for s in self.segments), *(f'tool:{t.name}' for t in self.tools)])})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,11 @@ def make_plan(
     requested
         A rebase that the caller asked for.
     """
-    reason = _rebase_reason(difference, prompt, ledger, profile, costs, window, mode, requested)
+    gone = tuple(gone for gone in difference.gone if gone.deletion is Deletion.SOFT)
+    restated = _restated(difference, prompt, ledger, profile, asked)
+    reason = _rebase_reason(difference, prompt, ledger, mode, requested)
+    if reason is None and mode is Mode.ON and (difference.changes or gone or restated):
+        reason = _erratum_refused(difference, ledger, profile, costs, window)
     if reason is not None:
         return (Rebase(reason),)
     if mode is not Mode.ON:
@@ -109,8 +116,6 @@ def make_plan(
     operations: list[Operation] = []
     if difference.segments or difference.tools:
         operations.append(AppendSegment(difference.segments, difference.tools))
-    gone = tuple(gone for gone in difference.gone if gone.deletion is Deletion.SOFT)
-    restated = _restated(difference, prompt, ledger, profile, asked)
     if difference.changes or gone or restated:
         snapshot = bool(difference.changes) and ledger.state.since_snapshot + 1 >= profile.snapshot_every
         operations.append(AppendErratum(difference.changes, gone, () if snapshot else restated, snapshot))
@@ -121,9 +126,6 @@ def _rebase_reason(
     difference: Difference,
     prompt: Prompt,
     ledger: Ledger,
-    profile: Profile,
-    costs: Costs,
-    window: int,
     mode: Mode,
     requested: RebaseReason | None,
 ) -> RebaseReason | None:
@@ -145,13 +147,15 @@ def _rebase_reason(
     for gone in difference.gone:
         if gone.deletion is Deletion.WITHDRAWN:
             return RebaseReason.POLICY if gone.key.startswith("policy:") else RebaseReason.WITHDRAWN
-    return _erratum_refused(difference, ledger, profile, costs, window)
+    return None
 
 
 def _erratum_refused(
     difference: Difference, ledger: Ledger, profile: Profile, costs: Costs, window: int
 ) -> RebaseReason | None:
     state = ledger.state
+    if state.frozen is not None and profile.wording.announcement not in state.frozen.system:
+        return RebaseReason.UNANNOUNCED
     for change in difference.changes:
         told = state.fields.get(change.key)
         if told is not None and told.superseded + 1 > profile.max_superseded:
@@ -160,11 +164,10 @@ def _erratum_refused(
             return RebaseReason.CRITICAL
         if _too_long(change, profile):
             return RebaseReason.LARGE
-    if difference.changes:
-        if state.errata_tokens > profile.max_errata_share * window:
-            return RebaseReason.SHARE
-        if state.errata_tokens and costs.rebase_pays(state.errata_tokens, len(ledger.ids or ())):
-            return RebaseReason.COST
+    if state.errata_tokens > profile.max_errata_share * window:
+        return RebaseReason.SHARE
+    if state.errata_tokens and costs.rebase_pays(state.errata_tokens, len(ledger.ids or ())):
+        return RebaseReason.COST
     return None
 
 
@@ -199,8 +202,11 @@ def _restated(
     return tuple(keys)
 
 
-_COMMON = frozenset("a an and at by for from in is it its my of on or our the their this to was with your".split())
+_COMMON = frozenset(
+    ["a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "its", "my", "of", "on", "or", "our", "the", "their", "this", "to", "was", "with", "your"]
+)
 
 
+@lru_cache(maxsize=4096)
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.casefold())) - _COMMON

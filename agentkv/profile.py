@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
-from functools import cached_property
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -46,15 +44,17 @@ class Wording(BaseModel):
     @field_validator("header")
     @classmethod
     def _numbered(cls, header: str) -> str:
-        if "{revision}" not in header or not header.split("{revision}")[0].strip():
+        word, found, _ = header.partition("{revision}")
+        if not found or not any(c.isalpha() for c in word):
             raise ValueError("the header needs a word and then {revision}")
+        if len(header.splitlines()) != 1:
+            raise ValueError("the header must be one line")
         return header
 
-    @cached_property
-    def lookalike(self) -> re.Pattern[str]:
-        """Matches the beginning of a line that could be taken for an erratum."""
-        word = re.escape(self.header.split("{revision}")[0].strip())
-        return re.compile(rf"^(?=[^\S\n]*[>*#\-\s\"'(\[]*{word}\s*[#№]?\s*\d)", re.MULTILINE | re.IGNORECASE)
+    @property
+    def word(self) -> str:
+        """What every line of an erratum begins with, before its number."""
+        return self.header.partition("{revision}")[0].strip()
 
 
 class Profile(BaseModel):

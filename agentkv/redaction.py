@@ -4,61 +4,128 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar, assert_never
 
-from pydantic import TypeAdapter
-
-from agentkv.entries import Erratum, Frozen, Generated, LedgerEntry, SegmentAdded
+from agentkv.entries import (
+    Entry,
+    Erratum,
+    Frozen,
+    Generated,
+    LedgerEntry,
+    Message,
+    SegmentAdded,
+    ToolCallRecord,
+)
+from agentkv.tools import loads
+from agentkv.values import quoted
 
 REDACTED: Final = "[redacted]"
 
-_ENTRY: Final[TypeAdapter[LedgerEntry]] = TypeAdapter(LedgerEntry)
+_Record = TypeVar("_Record", bound=Entry)
+
+
+def erased(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> list[LedgerEntry]:
+    """Return copies without any value or text that was ever told of these fields, segments and tools.
+
+    Errata that state one of them keep nothing of their text: it may hold a part of a value.
+    """
+    given = list(entries)
+    made = []
+    for entry in redacted(given, told_texts(given, keys)):
+        match entry:
+            case Erratum() if any(statement.key in keys for statement in entry.statements):
+                made.append(entry.model_copy(update={"text": REDACTED}))
+            case Frozen() if any(f"tool:{name}" in keys for name in entry.tool_digests):
+                kept = tuple(t for t in entry.tools if f"tool:{t['function']['name']}" not in keys)
+                made.append(entry.model_copy(update={"tools": kept}))
+            case _:
+                made.append(entry)
+    return made
 
 
 def told_texts(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> Iterator[str]:
-    """Yield every value and text that was ever told of these fields and segments."""
+    """Yield every value and text that was ever told of these fields, segments and tools."""
     for entry in entries:
         match entry:
             case Frozen():
                 yield from (entry.fields[key] for key in keys if key in entry.fields)
                 yield from (entry.texts[key] for key in keys if key in entry.texts)
+                yield from _tool_texts(entry.tool_digests, keys)
             case SegmentAdded():
                 yield from (entry.texts[key] for key in keys if key in entry.texts)
+                yield from _tool_texts(entry.tools, keys)
             case Erratum():
                 yield from (s.now for s in entry.statements if s.key in keys and s.now is not None)
             case _:
                 pass
 
 
+def _tool_texts(digests: Mapping[str, str], keys: Sequence[str]) -> Iterator[str]:
+    for name, digest in digests.items():
+        told = loads(digest)
+        if f"tool:{name}" in keys and isinstance(told, list):
+            yield from (text for text in told[1:] if len(text) > 2)
+
+
 def redacted(entries: Iterable[LedgerEntry], secrets: Iterable[str]) -> list[LedgerEntry]:
     """Return copies of `entries` in which every secret reads ``[redacted]``.
 
-    A secret is found as it is and as it stands in a JSON string; one that begins or ends with a letter
-    or digit is found as a whole word only. Answers that held one lose their ids.
+    What was said and shown is searched; names, keys, ids and digests are not. A secret is found as it is and as
+    it stands in a JSON string; one that begins or ends with a letter or digit is found as a whole word only.
+    Answers that held one lose their ids.
     """
     wanted = {form for secret in secrets if secret.strip() for form in _forms(secret)} - {REDACTED}
     if not wanted:
         return list(entries)
     pattern = re.compile("|".join(map(_whole, sorted(wanted, key=len, reverse=True))))
-    made = []
-    for entry in entries:
-        plain = entry.model_dump(mode="json")
-        clean = _scrubbed(plain, pattern)
-        if isinstance(entry, Generated) and clean != plain:
-            clean["ids"] = None
-        made.append(_ENTRY.validate_python(clean))
-    return made
+    return [_clean(entry, pattern) for entry in entries]
+
+
+def _clean(entry: LedgerEntry, secrets: re.Pattern[str]) -> LedgerEntry:
+    match entry:
+        case Frozen():
+            names = ("system", "tools", "tool_digests", "texts", "fields", "summary", "template_arguments")
+            return _changed(entry, names, secrets)
+        case Message():
+            return _changed(entry, ("content",), secrets)
+        case SegmentAdded():
+            return _changed(entry, ("text", "texts", "tools"), secrets)
+        case Erratum():
+            said = tuple(_changed(statement, ("now",), secrets) for statement in entry.statements)
+            return _changed(entry.model_copy(update={"statements": said}), ("text",), secrets)
+        case Generated():
+            calls = tuple(_clean_call(call, secrets) for call in entry.tool_calls)
+            clean = _changed(entry.model_copy(update={"tool_calls": calls}), ("text", "reasoning"), secrets)
+            return clean if clean == entry else clean.model_copy(update={"ids": None})
+        case _:
+            assert_never(entry)
+
+
+def _changed(record: _Record, names: Sequence[str], secrets: re.Pattern[str]) -> _Record:
+    return record.model_copy(update={name: _scrubbed(getattr(record, name), secrets) for name in names})
+
+
+def _clean_call(call: ToolCallRecord, secrets: re.Pattern[str]) -> ToolCallRecord:
+    arguments = secrets.sub(REDACTED, call.arguments)
+    if not isinstance(loads(arguments), dict):
+        # It stood outside a string, as a number does.
+        arguments = json.dumps({"arguments": REDACTED})
+    return call.model_copy(update={"arguments": arguments})
 
 
 def _forms(secret: str) -> Iterator[str]:
     yield secret
     yield json.dumps(secret, ensure_ascii=False)[1:-1]
     yield json.dumps(secret)[1:-1]
+    shown = quoted(secret)
+    if shown != secret:
+        yield shown[1:-1]
 
 
 def _whole(secret: str) -> str:
-    before = r"(?<!\w)" if re.match(r"\w", secret) else ""
+    # In a JSON string the letter of an escape may stand before it.
+    before = r"(?:(?<!\w)|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))" if re.match(r"\w", secret) else ""
     after = r"(?!\w)" if re.search(r"\w\Z", secret) else ""
     return f"{before}{re.escape(secret)}{after}"
 
@@ -68,8 +135,8 @@ def _scrubbed(value: Any, secrets: re.Pattern[str]) -> Any:
         case str():
             return secrets.sub(REDACTED, value)
         case dict():
-            return {_scrubbed(key, secrets): _scrubbed(item, secrets) for key, item in value.items()}
-        case list():
-            return [_scrubbed(item, secrets) for item in value]
+            return {key: _scrubbed(item, secrets) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_scrubbed(item, secrets) for item in value)
         case _:
             return value

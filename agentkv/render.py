@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agentkv.entries import (
     Carrier,
@@ -19,15 +20,19 @@ from agentkv.entries import (
 from agentkv.errors import TemplateError
 from agentkv.inputs import Input, ToolResult, UserMessage
 from agentkv.ledger import Ledger
-from agentkv.plan import AppendErratum, AppendSegment
+from agentkv.plan import AppendErratum, AppendSegment, Mode
 from agentkv.profile import Profile
 from agentkv.salts import Namespace
 from agentkv.segments import Document, Inline, Prompt, Skill, Text, TextSegment
 from agentkv.template import Acceptance, TemplateTraits
 from agentkv.tools import ToolSpec, as_text
-from agentkv.wording import erratum_text, facts_list, neutral, snapshot_text, value_text
+from agentkv.values import quoted
+from agentkv.wording import erratum_text, facts_list, neutral, snapshot_text
 
 Addition: TypeAlias = AppendErratum | AppendSegment
+
+_FENCE: Final = re.compile(r"<(?=\s*/\s*document)", re.IGNORECASE)
+"""What would end a document's fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +54,25 @@ def freeze(
     reason: RebaseReason,
     fingerprint: str,
     carry: Carry,
+    mode: Mode = Mode.ON,
     namespace: Namespace = Namespace.EXACT,
 ) -> Frozen:
-    """Write the current values into the prefix of the next epoch."""
+    """Write the current values into the prefix of the next epoch.
+
+    Only `Mode.ON` announces errata: the other modes send the prompt as the caller would have.
+    """
     last = ledger.state.frozen
     schemas = [tool.schema for tool in prompt.tools]
     generation = 0 if last is None else last.generation + (reason is RebaseReason.ERASED)
     return Frozen(
         epoch=1 if last is None else last.epoch + 1,
         reason=reason,
-        system="\n\n".join(_system_parts(prompt, profile, tools_as_text=not template.tools)),
+        system="\n\n".join(_system_parts(prompt, profile, mode, tools_as_text=not template.tools)),
         tools=tuple(schemas) if template.tools else (),
         tool_digests={tool.name: tool.digest for tool in prompt.tools},
         template_arguments=dict(prompt.template_arguments),
         segments={segment.key: segment.digest for segment in prompt.segments},
-        texts={segment.key: _filled(segment.text, prompt, profile).strip() for segment in prompt.segments},
+        texts={segment.key: _body(segment, prompt, profile) for segment in prompt.segments},
         fields={key: field.text for key, field in prompt.fields.items()},
         fingerprint=fingerprint,
         namespace=namespace if last is None else last.namespace,
@@ -73,8 +82,8 @@ def freeze(
     )
 
 
-def _system_parts(prompt: Prompt, profile: Profile, *, tools_as_text: bool) -> Iterator[str]:
-    if prompt.fields or prompt.segments:
+def _system_parts(prompt: Prompt, profile: Profile, mode: Mode, *, tools_as_text: bool) -> Iterator[str]:
+    if mode is Mode.ON and (prompt.fields or prompt.segments or prompt.tools):
         yield profile.wording.announcement
     for segment in prompt.segments:
         yield segment_text(segment, prompt, profile)
@@ -88,23 +97,32 @@ def _system_parts(prompt: Prompt, profile: Profile, *, tools_as_text: bool) -> I
 
 def segment_text(segment: TextSegment, prompt: Prompt, profile: Profile) -> str:
     """Return a segment as it stands in the prompt, with current values; documents are fenced and quoted."""
-    text = _filled(segment.text, prompt, profile).strip()
+    body = _body(segment, prompt, profile)
     match segment:
         case Skill():
-            return f"## Skill: {segment.name}\n{text}"
+            return f"## Skill: {segment.name}\n{body}"
         case Document():
-            safe = neutral(text.replace("</document", "< /document"), profile.wording)
-            return f"<document name={segment.name!r}>\n{safe}\n</document>"
+            return f"<document name={segment.name!r}>\n{body}\n</document>"
         case _:
-            return text
+            return body
 
 
-def _filled(text: Text, prompt: Prompt, profile: Profile) -> str:
+def _body(segment: TextSegment, prompt: Prompt, profile: Profile) -> str:
+    """Return a segment's text as it stands in the prompt, without what encloses it."""
+    text = _filled(segment.text, prompt)
+    if isinstance(segment, Document):
+        text = _FENCE.sub("< ", text)
+    elif not isinstance(segment.text, Inline):
+        return text.strip()
+    # Also for trusted text with fields in it: values side by side could make up a line.
+    return neutral(text.strip(), profile.wording)
+
+
+def _filled(text: Text, prompt: Prompt) -> str:
     if not isinstance(text, Inline):
         return text
     return "".join(
-        literal + ("" if key is None else value_text(prompt.fields[key].text, profile.wording))
-        for literal, key in text.parts
+        literal + ("" if key is None else quoted(prompt.fields[key].text)) for literal, key in text.parts
     )
 
 
@@ -134,7 +152,8 @@ def render_additions(
     """Return a turn's entries: its messages, with errata and segments where the carrier puts them."""
     if not operations:
         return list(messages)
-    carrier = choose_carrier(profile, template, has_user=any(m.role == "user" for m in messages))
+    roles = {message.role for message in messages}
+    carrier = choose_carrier(profile, template, has_user="user" in roles, in_round="tool" in roles)
     additions = [_addition(item, prompt, ledger, profile, carrier) for item in operations]
     if carrier in (Carrier.SYSTEM_BEFORE, Carrier.USER_BEFORE, Carrier.FOLDED_BEFORE):
         first = next(index for index, message in enumerate(messages) if message.role == "user")
@@ -155,7 +174,7 @@ def _addition(
             return SegmentAdded(
                 segments={segment.key: segment.digest for segment in operation.segments},
                 tools={tool.name: tool.digest for tool in operation.tools},
-                texts={s.key: _filled(s.text, prompt, profile).strip() for s in operation.segments},
+                texts={s.key: _body(s, prompt, profile) for s in operation.segments},
                 text="\n\n".join(parts),
                 carrier=carrier,
             )
@@ -178,12 +197,12 @@ def _erratum(
         statements += [
             Statement(key=key, now=field.text) for key, field in prompt.fields.items() if key not in stated
         ]
-        text = snapshot_text(revision, ledger.state.fields, operation.gone, prompt, profile)
+        text = snapshot_text(
+            revision, operation.changes, ledger.state.fields, operation.gone, prompt, profile
+        )
     else:
         statements += [Statement(key=key, now=prompt.fields[key].text) for key in operation.restated]
-        text = erratum_text(
-            revision, operation.changes, operation.gone, operation.restated, prompt, profile
-        )
+        text = erratum_text(revision, operation.changes, operation.gone, operation.restated, prompt, profile)
     return Erratum(
         revision=revision,
         statements=tuple(statements),
@@ -193,8 +212,17 @@ def _erratum(
     )
 
 
-def choose_carrier(profile: Profile, template: TemplateTraits, *, has_user: bool) -> Carrier:
+def choose_carrier(
+    profile: Profile, template: TemplateTraits, *, has_user: bool, in_round: bool = False
+) -> Carrier:
     """Return the profile's first carrier that the template was measured to take.
+
+    Parameters
+    ----------
+    has_user
+        Whether the turn brings a user message.
+    in_round
+        Whether it brings tool results, behind which the erratum comes.
 
     Raises
     ------
@@ -203,7 +231,7 @@ def choose_carrier(profile: Profile, template: TemplateTraits, *, has_user: bool
     """
     wanted = profile.carriers if has_user else profile.tool_carriers
     for carrier in wanted:
-        if _accepts(template, carrier):
+        if _accepts(template, carrier, in_round=in_round):
             return carrier
     raise TemplateError(
         f"the chat template takes none of the profile's carriers ({', '.join(wanted)}); "
@@ -211,10 +239,11 @@ def choose_carrier(profile: Profile, template: TemplateTraits, *, has_user: bool
     )
 
 
-def _accepts(template: TemplateTraits, carrier: Carrier) -> bool:
+def _accepts(template: TemplateTraits, carrier: Carrier, *, in_round: bool) -> bool:
     match carrier:
         case Carrier.SYSTEM_BEFORE | Carrier.SYSTEM_AFTER:
-            return template.late_system is Acceptance.ACCEPTED
+            behind_results = not in_round or template.late_system_in_tool_round is Acceptance.ACCEPTED
+            return template.late_system is Acceptance.ACCEPTED and behind_results
         case Carrier.USER_BEFORE:
             return not template.alternation
         case Carrier.TOOL:

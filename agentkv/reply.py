@@ -62,7 +62,9 @@ def refusals(answer: Generated) -> tuple[ToolResult, ...]:
     made = []
     for call in answer.tool_calls:
         if not call.available:
-            made.append(ToolResult(call.id, f"The tool {call.name!r} is no longer available. It was not called."))
+            made.append(
+                ToolResult(call.id, f"The tool {call.name!r} is no longer available. It was not called.")
+            )
         elif not call.valid:
             made.append(ToolResult(call.id, "The arguments are not a JSON object. The tool was not called."))
     return tuple(made)

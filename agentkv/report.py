@@ -17,7 +17,7 @@ class Miss(StrEnum):
     SHORT = "the prefix is shorter than a block"
     LOST = "evicted, or another replica answered"
     UNREPORTED = "the server does not report cached tokens"
-    SHARED = "another conversation had more of the prefix in the cache"
+    SHARED = "another call had more of the prefix in the cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class TurnReport:
     """The segments or fields that rewrote the prefix; empty if none did."""
     would_have_cached_tokens: int | None = None
     """In mode ``observe``: what agentkv would have had in the cache."""
+    corrected: tuple[str, ...] = ()
+    """Keys of fields of which a rebase's summary held an earlier value; the erratum states what is true."""
 
     def __str__(self) -> str:
         text = (
@@ -60,6 +62,8 @@ class TurnReport:
         )
         if self.miss is not None:
             text += f"; {self.miss.value}" + (f" ({self.broken_by})" if self.broken_by else "")
+        if self.corrected:
+            text += f"; outdated in the summary: {', '.join(self.corrected)}"
         return text
 
 

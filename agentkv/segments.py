@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from agentkv.errors import FieldError, SegmentError
 from agentkv.tools import ToolSpec
-from agentkv.values import Granularity, canonical, with_unit
+from agentkv.values import Granularity, canonical, is_unicode, with_unit
 
 
 class Scope(StrEnum):
@@ -90,8 +90,11 @@ def _digest(text: Text) -> str:
 def _check_text(kind: str, name: str, text: object) -> None:
     if not isinstance(text, str | Inline):
         raise SegmentError(f"{kind} {name!r}: text is a {type(text).__name__}; give a str or Inline(...)")
-    if not (text.template if isinstance(text, Inline) else text).strip():
+    plain = text.template if isinstance(text, Inline) else text
+    if not plain.strip():
         raise SegmentError(f"{kind} {name!r} is empty; leave it out instead")
+    if not is_unicode(plain):
+        raise SegmentError(f"{kind} {name!r}: its text holds a lone surrogate, which has no UTF-8; remove it")
 
 
 def _check_name(kind: str, name: object) -> None:
@@ -220,7 +223,8 @@ class Field:
     label: str = ""
     unit: str | None = None
     """Unit that is part of the value, such as ``EUR``."""
-    granularity: InitVar[Granularity | None] = None
+    granularity: Granularity | None = None
+    """Where dates, times and durations are cut."""
     sensitive: bool = False
     """Errata never repeat its old value."""
     critical: bool = False
@@ -230,17 +234,17 @@ class Field:
     text: str = field(init=False, default="")
     """Canonical text of the value, unit included."""
 
-    def __post_init__(self, value: object, granularity: Granularity | None) -> None:
+    def __post_init__(self, value: object) -> None:
         check_key(self.key)
         if not self.label:
             object.__setattr__(self, "label", self.key.replace("_", " ").replace(".", " ").capitalize())
         if not self.label.isprintable() or self.label != self.label.strip():
             raise FieldError(f"field {self.key!r}: label {self.label!r} must be one line of printable text")
-        object.__setattr__(self, "text", with_unit(canonical(value, granularity=granularity), self.unit))
+        object.__setattr__(self, "text", with_unit(canonical(value, granularity=self.granularity), self.unit))
 
     def told(self, text: str) -> Field:
         """Return a copy whose canonical text is `text`, unit included."""
-        made = replace(self, value="", granularity=None)
+        made = replace(self, value="")
         object.__setattr__(made, "text", text)
         return made
 
@@ -316,7 +320,9 @@ class Prompt:
                     tools.extend(part.specs)
                 case Field():
                     if part.key in fields:
-                        raise FieldError(f"field {part.key!r} is declared twice; give one of them another key")
+                        raise FieldError(
+                            f"field {part.key!r} is declared twice; give one of them another key"
+                        )
                     if part.label in labels:
                         raise FieldError(
                             f"fields {labels[part.label]!r} and {part.key!r} are both labelled {part.label!r}: "
@@ -395,8 +401,11 @@ class Prompt:
         """
         known = [*(s.key for s in self.segments), *(f"tool:{t.name}" for t in self.tools), *self.fields]
         if key not in known:
-            raise SegmentError(f"nothing to remove is called {key!r}; there are: {', '.join(known) or 'none'}")
+            raise SegmentError(
+                f"nothing to remove is called {key!r}; there are: {', '.join(known) or 'none'}"
+            )
         deletions = dict(self.deletions)
+        deletions.pop(key, None)
         if deletion is not None:
             deletions[key] = deletion
         return replace(

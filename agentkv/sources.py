@@ -95,7 +95,9 @@ class FieldSources:
         """Forget an object, and return the keys of its fields."""
         obj = self._objects.pop(key, None)
         if obj is None:
-            raise FieldError(f"no object is bound as {key!r}; bound are: {', '.join(self._objects) or 'none'}")
+            raise FieldError(
+                f"no object is bound as {key!r}; bound are: {', '.join(self._objects) or 'none'}"
+            )
         return [f"{key}.{spec.key}" for spec in field_specs(obj)]
 
     def pull(self, pulled: Pulled) -> None:
@@ -160,7 +162,8 @@ class FieldSources:
         if field is None:
             known = ", ".join(prompt.fields) or "none"
             raise FieldError(f"there is no field {key!r}; fields are: {known}")
-        return prompt.with_texts({key: with_unit(canonical(value), field.unit)})
+        text = canonical(value, granularity=field.granularity)
+        return prompt.with_texts({key: with_unit(text, field.unit)})
 
 
 def _qualified(name: str, prefix: str) -> str:
@@ -193,4 +196,5 @@ def with_fields(prompt: Prompt, fields: Iterable[Field]) -> Prompt:
             )
         known[field.key] = field
         labels[field.label] = field.key
-    return replace(prompt, fields=known)
+    deletions = {key: how for key, how in prompt.deletions.items() if key not in known}
+    return replace(prompt, fields=known, deletions=deletions)

@@ -200,7 +200,8 @@ class ContextSurface:
 
     def retrieve(self, documents: Iterable[Document]) -> None:
         """Declare the documents of a retrieval: new ones are appended, the order changes nothing, and those
-        that were retrieved before and are not now stay unused without a word."""
+        that were retrieved before and are not now stay unused without a word.
+        """
         wanted = list(documents)
         prompt = self._conversation.prompt
         keys = {document.key for document in wanted}
@@ -263,6 +264,7 @@ class ContextSurface:
         child._conversation = Conversation(
             parent.backend, parent.prompt, parent.sources.copy(), options, parent.ledger
         )
+        child._conversation._shadow = parent._shadow
         for segment in segments:
             child.add(segment)
         return child

@@ -78,7 +78,9 @@ class ByteTokenizer:
         """Render messages; template arguments are written into the first line."""
         parts = []
         if template_arguments.pop("strftime_now", None) is not None or template_arguments:
-            settings = {k: v for k, v in template_arguments.items() if isinstance(v, str | int | float | bool)}
+            settings = {
+                k: v for k, v in template_arguments.items() if isinstance(v, str | int | float | bool)
+            }
             if settings:
                 parts.append(f"{_START}settings\n{json.dumps(settings, sort_keys=True)}{_END}\n")
         if tools:
@@ -236,7 +238,9 @@ class ScriptedBackend:
         block = self.capabilities.block_size
         most = 0
         for ids, computed in self._sequences.get(request.salt, ()):
-            most = max(most, predict_cached(request.ids.common_prefix(ids), computed, len(request.ids), block))
+            most = max(
+                most, predict_cached(request.ids.common_prefix(ids), computed, len(request.ids), block)
+            )
         return most
 
     def _remember(self, request: Request, generated: Sequence[int]) -> None:
@@ -246,5 +250,3 @@ class ScriptedBackend:
             kept[:] = [item for item in kept if item[0].common_prefix(ids) < len(item[0])]
             kept.append((ids, len(request.ids) + max(0, len(generated) - 1)))
             del kept[: -self._capacity]
-
-

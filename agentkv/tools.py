@@ -11,7 +11,9 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 from agentkv.errors import SegmentError
@@ -87,29 +89,41 @@ def _langchain_schema(tool: Any) -> object:
 
 
 def _signature_schema(function: Any) -> object:
-    from pydantic import PydanticSchemaGenerationError, create_model
+    from pydantic import PydanticUserError, TypeAdapter
 
+    name = function.__name__
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise SegmentError(f"tool {function.__name__!r}: a type of its signature is unknown: {error}") from error
-    arguments: dict[str, Any] = {}
+        raise SegmentError(f"tool {name!r}: a type of its signature is unknown: {error}") from error
+    # A dataclass takes any parameter's name; a pydantic model has names of its own.
+    made: Any = make_dataclass(name, _parameters(function, hints), kw_only=True, namespace={"__doc__": ""})
+    try:
+        schema: dict[str, Any] = TypeAdapter(made).json_schema()
+    except PydanticUserError as error:
+        raise SegmentError(
+            f"tool {name!r}: its signature has no JSON schema ({error}); give a schema instead"
+        ) from error
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _parameters(function: Any, hints: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise SegmentError(
                 f"tool {function.__name__!r}: parameter {name!r} cannot be passed by name; "
                 "use ordinary or keyword-only parameters"
             )
-        default = ... if parameter.default is parameter.empty else parameter.default
-        arguments[name] = (hints.get(name, Any), default)
-    try:
-        schema: dict[str, Any] = create_model(function.__name__, **arguments).model_json_schema()
-    except PydanticSchemaGenerationError as error:
-        raise SegmentError(
-            f"tool {function.__name__!r}: its signature has no JSON schema ({error}); give a schema instead"
-        ) from error
-    schema.pop("title", None)
-    return schema
+        default: Any = parameter.default
+        if default is parameter.empty:
+            yield name, hints.get(name, Any), field()
+        elif type(default).__hash__ is None:
+            # A dataclass takes no list or dict as a default.
+            yield name, hints.get(name, Any), field(default_factory=partial(copy, default))
+        else:
+            yield name, hints.get(name, Any), field(default=default)
 
 
 def as_text(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -133,44 +147,116 @@ class ParsedCall:
     """Whether `arguments` is a JSON object."""
 
 
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_SPACE = re.compile(r"\s*")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_calls(text: str) -> tuple[ParsedCall, ...]:
     """Find the calls in an answer: ``<tool_call>`` blocks, else one bare JSON object with name and arguments."""
-    blocks = _TAGGED.findall(text)
-    if not blocks:
-        bare = text.strip()
-        if not (bare.startswith("{") and bare.endswith("}") and _ARGUMENTS.search(bare)):
-            return ()
-        blocks = [bare]
-    return tuple(_parsed(blocks))
+    if _OPEN in text:
+        return tuple(call for call, _, _ in _tagged(text) if call is not None)
+    bare = text.strip()
+    if not (bare.startswith("{") and bare.endswith("}")):
+        return ()
+    members, end = _members(bare)
+    if end not in (len(bare), None) or not any(key in members for key in ("arguments", "parameters")):
+        return ()
+    call = _call(bare, members, whole=end is not None)
+    return () if call is None else (call,)
 
 
-def _parsed(blocks: Sequence[str]) -> Iterator[ParsedCall]:
-    decoder = json.JSONDecoder()
-    for block in blocks:
-        name = _NAME.search(block)
-        if name is None:
-            continue
-        start = _ARGUMENTS.search(block)
-        if start is None:
-            yield ParsedCall(name.group(1), "{}", _loads(block) is not None)
-            continue
+def without_calls(text: str) -> str:
+    """Return an answer's text without the calls that `parse_calls` finds in it."""
+    if _OPEN not in text:
+        return "" if parse_calls(text) else text
+    kept, at = [], 0
+    for _, start, end in _tagged(text):
+        kept.append(text[at:start])
+        at = end
+    return ("".join(kept) + text[at:]).strip()
+
+
+def _tagged(text: str) -> Iterator[tuple[ParsedCall | None, int, int]]:
+    """Yield the call of each tagged block, and where the block begins and ends."""
+    at = text.find(_OPEN)
+    while at >= 0:
+        start = _skip(text, at + len(_OPEN))
+        members, end = _members(text[start:]) if text[start : start + 1] == "{" else ({}, None)
+        # The end of a whole object is known, whatever its strings hold.
+        close = text.find(_CLOSE, start if end is None else start + end)
+        stop = len(text) if close < 0 else close
+        block = text[start:stop].rstrip()
+        if end is None and members:
+            members = _members(block)[0]
+        yield _call(block, members, whole=end is not None), at, min(len(text), stop + len(_CLOSE))
+        at = text.find(_OPEN, stop)
+
+
+def _call(block: str, members: Mapping[str, str], *, whole: bool) -> ParsedCall | None:
+    name = members.get("name")
+    if name is None:
+        found = _NAME.search(block)
+        name = found.group(1) if found else None
+    decoded = None if name is None else loads(name)
+    if not isinstance(decoded, str):
+        return None
+    arguments = members.get("arguments", members.get("parameters"))
+    if arguments is None:
+        return ParsedCall(decoded, "{}" if whole else block, whole)
+    return ParsedCall(decoded, arguments, isinstance(loads(arguments), dict))
+
+
+def _members(text: str) -> tuple[dict[str, str], int | None]:
+    """Return an object's members as raw text, and where it ends; None if it is malformed or cut off.
+
+    A malformed value reads to the end of the text.
+    """
+    found: dict[str, str] = {}
+    at = _skip(text, 1)
+    if text[at : at + 1] == "}":
+        return found, at + 1
+    while text[at : at + 1] == '"':
         try:
-            value, end = decoder.raw_decode(block, start.end())
+            key, at = _DECODER.raw_decode(text, at)
         except ValueError:
-            yield ParsedCall(name.group(1), block[start.end() :], valid=False)
-            continue
-        yield ParsedCall(name.group(1), block[start.end() : end], isinstance(value, dict))
+            break
+        at = _skip(text, at)
+        if text[at : at + 1] != ":":
+            break
+        at = _skip(text, at + 1)
+        try:
+            _, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            found[key] = text[at:]
+            break
+        found[key] = text[at:end]
+        at = _skip(text, end)
+        if text[at : at + 1] == "}":
+            return found, at + 1
+        if text[at : at + 1] != ",":
+            break
+        at = _skip(text, at + 1)
+    return found, None
 
 
-def _loads(text: str) -> object | None:
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def loads(text: str) -> object | None:
+    """Return a JSON value; None if the text is none, holds ``NaN``, or is nested too deep to read."""
     try:
-        loaded: object = json.loads(text)
-    except ValueError:
+        loaded: object = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return None
     return loaded
 

@@ -11,6 +11,7 @@ from agentkv.costs import Costs
 from agentkv.diff import Difference, compare
 from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids
 from agentkv.entries import (
+    Carrier,
     Erratum,
     Frozen,
     Generated,
@@ -21,7 +22,8 @@ from agentkv.entries import (
 from agentkv.errors import ContextWindowError, TruncationDetectedError
 from agentkv.inputs import Input, UserMessage, check_inputs
 from agentkv.ledger import Ledger
-from agentkv.plan import Mode, Plan, Rebase, make_plan
+from agentkv.outdated import outdated_keys
+from agentkv.plan import AppendErratum, Mode, Plan, Rebase, make_plan
 from agentkv.profile import GENERIC, Profile
 from agentkv.render import Carry, freeze, render_additions, render_inputs
 from agentkv.report import Miss, TurnReport
@@ -30,7 +32,8 @@ from agentkv.segments import Deletion, Inline, Prompt
 from agentkv.template import TemplateEncoder
 from agentkv.tokenizer import ChatTokenizer
 from agentkv.tokens import TokenIds
-from agentkv.tools import parse_calls, stable_arguments
+from agentkv.tools import ParsedCall, loads, parse_calls, stable_arguments
+from agentkv.wording import neutral
 
 
 class ModelTraits:
@@ -179,10 +182,10 @@ def begin(
         mode=mode,
         requested=rebase,
     )
-    make = _Maker(prompt, told, ledger, traits, encoder, difference, carry)
-    pending = make(plan)
+    make = _Maker(prompt, told, ledger, traits, encoder, difference, mode, carry)
+    pending = make(make.corrected(plan))
     if len(pending.ids) + room > window and not any(isinstance(step, Rebase) for step in plan):
-        pending = make((Rebase(RebaseReason.WINDOW),))
+        pending = make(make.corrected((Rebase(RebaseReason.WINDOW),)))
     if len(pending.ids) + room > window:
         raise ContextWindowError(
             f"the prompt has {len(pending.ids)} tokens and its answer needs {room} more, but the context window "
@@ -194,12 +197,15 @@ def begin(
 def _readied(
     ledger: Ledger, traits: ModelTraits, rebase: RebaseReason | None
 ) -> tuple[Ledger, RebaseReason | None]:
-    """Encode a ledger that was loaded; one of another tokenizer opens a new epoch without its ids."""
+    """Encode a ledger that was loaded; a redacted one, or one of another tokenizer, opens a new epoch."""
     frozen = ledger.state.frozen
     if frozen is None:
         return ledger, rebase
+    redacted = ledger.ids is None and ledger.check is None
     if frozen.fingerprint != traits.fingerprint:
-        return ledger.without_ids(), RebaseReason.MODEL
+        return ledger.without_ids(), RebaseReason.ERASED if redacted else RebaseReason.MODEL
+    if redacted:
+        return ledger, RebaseReason.ERASED
     if ledger.ids is not None:
         return ledger, rebase
     encoder = traits.encoder(frozen.template_arguments)
@@ -218,22 +224,33 @@ class _Maker:
     traits: ModelTraits
     encoder: TemplateEncoder
     difference: Difference
+    mode: Mode
     carry: Carry | None
+
+    def corrected(self, plan: Plan) -> Plan:
+        """Return a plan that states what is true where a rebase's summary holds earlier values."""
+        carried = self._carried(self.ledger)
+        rebases = any(isinstance(step, Rebase) for step in plan)
+        if not rebases or self.mode is not Mode.ON or carried.summary is None:
+            return plan
+        most = self.traits.profile.max_statement_chars
+        wrong = outdated_keys(carried.summary, self.prompt.fields.values(), self.ledger, most_chars=most)
+        return (*plan, AppendErratum(restated=wrong)) if wrong else plan
 
     def __call__(self, plan: Plan) -> PendingTurn:
         ledger, profile = self.ledger, self.traits.profile
         messages = render_inputs(self.inputs, self.ledger, profile)
         rebase = next((step for step in plan if isinstance(step, Rebase)), None)
-        entries: tuple[LedgerEntry, ...]
+        before_them: tuple[LedgerEntry, ...] = ()
         if rebase is not None:
             ledger = self._erased(ledger, rebase)
-            entries = (self._frozen(ledger, rebase), *messages)
-        else:
-            additions = [step for step in plan if not isinstance(step, Rebase)]
-            rendered = render_additions(
-                additions, messages, self.prompt, ledger, profile, self.encoder.traits
-            )
-            entries = tuple(self._counted(entry) for entry in rendered)
+            before_them = (self._frozen(ledger, rebase),)
+            if self._carried(ledger).since >= len(ledger):
+                # The summary is folded into this very message, and a correction has to stand behind it.
+                profile = profile.model_copy(update={"carriers": (Carrier.FOLDED_BEFORE,)})
+        additions = [step for step in plan if not isinstance(step, Rebase)]
+        rendered = render_additions(additions, messages, self.prompt, ledger, profile, self.encoder.traits)
+        entries = (*before_them, *(self._counted(entry) for entry in rendered))
         ids = self._encode(ledger, entries, fresh=rebase is not None)
         before = self.ledger.ids if ledger is self.ledger else None
         common = 0 if before is None else ids.common_prefix(before)
@@ -256,9 +273,15 @@ class _Maker:
             return ledger
         return ledger.erase(*(item.key for item in self.difference.gone if item.deletion is Deletion.HARD))
 
-    def _frozen(self, ledger: Ledger, rebase: Rebase) -> Frozen:
+    def _carried(self, ledger: Ledger) -> Carry:
         last = ledger.state.frozen
-        carry = self.carry or (Carry() if last is None else Carry(last.since, last.summary))
+        if self.carry is None:
+            return Carry() if last is None else Carry(last.since, last.summary)
+        summary = self.carry.summary
+        wording = self.traits.profile.wording
+        return Carry(self.carry.since, None if summary is None else neutral(summary, wording))
+
+    def _frozen(self, ledger: Ledger, rebase: Rebase) -> Frozen:
         return freeze(
             self.prompt,
             ledger,
@@ -266,7 +289,8 @@ class _Maker:
             self.encoder.traits,
             reason=rebase.reason,
             fingerprint=self.traits.fingerprint,
-            carry=carry,
+            carry=self._carried(ledger),
+            mode=self.mode,
             namespace=Namespace.EXACT,
         )
 
@@ -345,8 +369,15 @@ def finish(
         miss=_miss(pending, completion, cached_counts=cached_counts),
         broken_by=pending.broken_by,
         would_have_cached_tokens=would_have_cached_tokens,
+        corrected=_corrected(pending.plan),
     )
     return ledger, report
+
+
+def _corrected(plan: Plan) -> tuple[str, ...]:
+    if not any(isinstance(step, Rebase) for step in plan):
+        return ()
+    return tuple(key for step in plan if isinstance(step, AppendErratum) for key in step.restated)
 
 
 def _generated(pending: PendingTurn, completion: Completion, *, stopped: bool) -> Generated:
@@ -370,8 +401,13 @@ def _calls(pending: PendingTurn, completion: Completion) -> Iterable[ToolCallRec
     names = {tool.name for tool in pending.prompt.tools}
     if completion.tool_calls is not None:
         for call in completion.tool_calls:
+            valid = isinstance(loads(call.arguments), dict)
             yield ToolCallRecord(
-                id=call.id, name=call.name, arguments=call.arguments, available=call.name in names
+                id=call.id,
+                name=call.name,
+                arguments=stable_arguments(ParsedCall(call.name, call.arguments, valid)),
+                valid=valid,
+                available=call.name in names,
             )
         return
     turn = pending.ledger.state.turns + 1
@@ -401,5 +437,3 @@ def _miss(pending: PendingTurn, completion: Completion, *, cached_counts: bool) 
     if before is not None and pending.common < len(before):
         return Miss.TEMPLATE
     return Miss.SHORT if predicted == 0 else None
-
-

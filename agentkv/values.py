@@ -120,6 +120,15 @@ def quoted(text: str) -> str:
     return _literal(text)
 
 
+def is_unicode(text: str) -> bool:
+    """Tell whether text can be sent as UTF-8: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def with_unit(text: str, unit: str | None) -> str:
     """Return `text` followed by its unit, such as ``12 days`` or ``40%``.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentkv.diff import Change, Gone
 from agentkv.hunks import find_hunk
 from agentkv.ledger import Told
+from agentkv.lookalike import quote_forgeries
 from agentkv.profile import Profile, Wording
 from agentkv.segments import Field, Prompt
 from agentkv.values import quoted
@@ -15,7 +16,7 @@ from agentkv.values import quoted
 
 def neutral(text: str, wording: Wording) -> str:
     """Quote the lines of `text` that could be taken for an erratum; everything else stays as it is."""
-    return wording.lookalike.sub("> ", text)
+    return quote_forgeries(text, wording.word)
 
 
 def value_text(text: str, wording: Wording) -> str:
@@ -49,12 +50,14 @@ def erratum_text(
 ) -> str:
     """Return an erratum: a sentence for each statement, or the values as a list where that is shorter.
 
-    It is never longer than stating every field of the prompt.
+    Several statements are never longer than stating every field of the prompt.
     """
     wording = profile.wording
     header = wording.header.format(revision=revision)
     changes, restated = tuple(changes), tuple(restated)
-    sentences = [header + _sentence(change, prompt, profile) for change in changes]
+    sentences = [
+        header + _sentence(change, prompt, profile) + _voided([change], prompt, wording) for change in changes
+    ]
     sentences += [
         header
         + wording.fresh.format(
@@ -70,14 +73,24 @@ def erratum_text(
         every = sum(len(_item(field, wording)) + 1 for field in prompt.fields.values())
         if sum(map(len, sentences)) + len(sentences) > every:
             sentences = [header.rstrip() + "\n" + facts_list(stated, wording)]
+            sentences += _voided_line(header, changes, prompt, wording)
     return "\n".join((*sentences, *tombstones))
 
 
 def snapshot_text(
-    revision: int, told: Mapping[str, Told], gone: Iterable[Gone], prompt: Prompt, profile: Profile
+    revision: int,
+    changes: Iterable[Change],
+    told: Mapping[str, Told],
+    gone: Iterable[Gone],
+    prompt: Prompt,
+    profile: Profile,
 ) -> str:
-    """Return an erratum that states every field told so far, with its current value."""
+    """Return an erratum that states every field told so far, with its current value.
+
+    A long value stands in it as its length and digest, and what changed in it as a sentence of its own.
+    """
     wording = profile.wording
+    changes = tuple(changes)
     header = wording.header.format(revision=revision)
     lines = [header + wording.snapshot]
     for field in prompt.fields.values():
@@ -85,6 +98,8 @@ def snapshot_text(
             lines.append(_item(field, wording))
         else:
             lines.append(wording.item.format(label=field.label, new=_measure(field.text)))
+    lines += [header + _sentence(change, prompt, profile) for change in changes if _is_long(change, profile)]
+    lines += _voided_line(header, changes, prompt, wording)
     lost = {key for key, was in told.items() if key not in prompt.fields and was.text is None}
     lost.update(item.key for item in gone)
     lines += [header + wording.gone.format(label=_gone_label(key, prompt)) for key in sorted(lost)]
@@ -106,17 +121,34 @@ def _sentence(change: Change, prompt: Prompt, profile: Profile) -> str:
         else:
             old = value_text(change.told, wording)
             sentence = wording.changed.format(label=label, old=old, new=new)
-    dependents = [in_sentence(other.label) for other in prompt.fields.values() if change.key in other.depends_on]
-    if dependents and change.told is not None:
-        sentence += wording.voided.format(labels=" and the ".join(dependents))
     return sentence
+
+
+def _is_long(change: Change, profile: Profile) -> bool:
+    return change.now is not None and len(change.now) > profile.max_statement_chars
+
+
+def _voided(changes: Sequence[Change], prompt: Prompt, wording: Wording) -> str:
+    """Return the clause about what rested on values that were told and are no longer true."""
+    changed = {change.key for change in changes if change.told is not None}
+    labels = [in_sentence(f.label) for f in prompt.fields.values() if not changed.isdisjoint(f.depends_on)]
+    return wording.voided.format(labels=" and the ".join(labels)) if labels else ""
+
+
+def _voided_line(header: str, changes: Sequence[Change], prompt: Prompt, wording: Wording) -> list[str]:
+    clause = _voided(changes, prompt, wording).strip()
+    return [header + clause] if clause else []
 
 
 def _hunk_sentence(label: str, told: str, now: str, wording: Wording, *, sensitive: bool) -> str:
     hunk = find_hunk(told, now)
-    old = f"{len(hunk.old)} characters" if sensitive else value_text(hunk.old, wording) or "nothing"
-    new = value_text(hunk.new, wording) or "nothing"
+    old = f"{len(hunk.old)} characters" if sensitive else _part(hunk.old, wording)
+    new = _part(hunk.new, wording)
     return f"in the {label}, from character {hunk.start} on, {old} is replaced by {new}. It now has {_measure(now)}."
+
+
+def _part(text: str, wording: Wording) -> str:
+    return value_text(text, wording) if text else "nothing"
 
 
 def _measure(text: str) -> str:

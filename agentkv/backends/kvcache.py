@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers import cache_utils
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 _ROUND = 64
+# Layers without KV of their own have a class only in later versions of transformers.
+_HOLDS_NOTHING = getattr(cache_utils, "DummyLayer", ())
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no type information
@@ -138,7 +135,7 @@ class ModelKV:
     @property
     def any_prefix(self) -> bool:
         """Whether it can be cut anywhere; a recurrent state, for one, holds its last token only."""
-        return all(isinstance(layer, GrowingLayer | DummyLayer) for layer in self.cache.layers)
+        return all(isinstance(layer, (GrowingLayer, _HOLDS_NOTHING)) for layer in self.cache.layers)
 
     def reusable(self, common: int) -> int:
         """Count the tokens that a sequence sharing the first `common` ones can take over."""

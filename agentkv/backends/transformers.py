@@ -9,15 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from agentkv.backends.base import (
-    Capabilities,
-    Completion,
-    Delta,
-    Event,
-    FinishReason,
-    Request,
-    Usage,
-)
+from agentkv.backends.base import Capabilities, Completion, Delta, Event, FinishReason, Request, Usage
 from agentkv.errors import (
     BackendError,
     ConfigurationError,
