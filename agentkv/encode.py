@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from agentkv.entries import Carrier, Erratum, Frozen, Generated, LedgerEntry, Message, SegmentAdded
 from agentkv.errors import LedgerError
@@ -16,6 +16,10 @@ from agentkv.template import Acceptance, TemplateEncoder
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 from agentkv.tools import without_calls
+
+
+UPDATE_ID: Final = "update000"
+"""Call id of errata in the tool role; nine letters and digits, as some templates refuse any other form."""
 
 
 class Encoding(StrEnum):
@@ -187,7 +191,7 @@ def _carry(text: str, carrier: Carrier, messages: list[dict[str, Any]], held: li
         case Carrier.USER_BEFORE:
             messages.append({"role": "user", "content": text})
         case Carrier.TOOL:
-            messages.append({"role": "tool", "content": text, "tool_call_id": "update", "name": "update"})
+            messages.append({"role": "tool", "content": text, "tool_call_id": UPDATE_ID, "name": "update"})
         case Carrier.FOLDED_BEFORE:
             held.append(text)
         case Carrier.FOLDED_AFTER | Carrier.FOLDED_TOOL:

@@ -45,11 +45,13 @@ _SPELLED: Final = {
 _LATIN: Final = str.maketrans({other: latin for latin, others in _SPELLED.items() for other in others})
 _INVISIBLE: Final = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Characters that show nothing although they count as letters or symbols."""
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _DROPPED: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Me", "Mn"})
 
 
 def skeleton(text: str) -> str:
     """Return text as an eye reads it: folded, without what does not show."""
+    text = _ANSI.sub("", text)
     if not text.isascii():
         text = "".join(
             c
@@ -83,7 +85,8 @@ def quote_forgeries(text: str, word: str) -> str:
 @lru_cache(maxsize=64)
 def _beginning(word: str) -> re.Pattern[str]:
     letters = r"[\W_]*".join(re.escape(c) for c in skeleton(word) if c.isalnum())
-    number = r"(?:(?:no|nr|num|number|version|rev|revision)[\W_]*)?(?:\d|[一二三四五六七八九十]|[ivxlcdm]+\s*[:.)])"
-    # No two of these alternatives match at the same place, so that no line takes long to check.
-    marks = r"(?:</?[a-z][^<>()\n]{0,64}>|\d+[.):]|\b[a-z]\)|[\W_])*"
-    return re.compile(marks + letters + r"[\W_]*" + number)
+    tag = r"</?[a-z][^<>()\n]{0,64}>"
+    named = r"(?:no|nr|num|number|version|rev|revision)[\W_]*"
+    number = rf"(?:{named})?(?:\d|[一二三四五六七八九十]|[ivxlcdm]+\s*[:.)])"
+    # No two alternatives match at the same place, so that no line takes long to check.
+    return re.compile(rf"(?:{tag}|\d+[.):]|\b[a-z]\)|[\W_])*{letters}(?:{tag}|[\W_])*{number}")

@@ -197,7 +197,7 @@ def _restated(
         field = prompt.fields.get(key)
         if not told.standing or key in new or field is None or len(field.text) > profile.max_statement_chars:
             continue
-        if profile.restate is Restate.ALWAYS or _words(field.label) & asked_words:
+        if profile.restate is Restate.ALWAYS or _names(asked_words, field.label):
             keys.append(key)
     return tuple(keys)
 
@@ -205,6 +205,12 @@ def _restated(
 _COMMON = frozenset(
     ["a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "its", "my", "of", "on", "or", "our", "the", "their", "this", "to", "was", "with", "your"]
 )
+
+
+def _names(asked: frozenset[str], label: str) -> bool:
+    """Whether a text holds more than half of a label's words."""
+    words = _words(label)
+    return 2 * len(words & asked) > len(words)
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ class Restate(StrEnum):
 
     NEVER = "never"
     TOUCHED = "touched"
-    """When the user's message names the field."""
+    """When the user's message holds more than half of the words of the field's label."""
     ALWAYS = "always"
 
 

@@ -64,13 +64,17 @@ class Inline:
             parsed = list(string.Formatter().parse(self.template))
         except ValueError as error:
             raise SegmentError(f"inline text: {error}; double a brace that is meant literally") from error
-        for _, key, form, conversion in parsed:
-            if key is not None and (not key or form or conversion or "[" in key):
+        parts: list[tuple[str, str | None]] = []
+        for literal, name, form, conversion in parsed:
+            # What Python's formatting takes for a format may be the rest of a key, as in {order:7.status}.
+            key = f"{name}:{form}" if form else name
+            if key is not None and (not name or conversion or not _KEY_CHARACTERS.issuperset(key)):
                 raise SegmentError(
-                    f"inline text: placeholder {{{key or ''}}} must be a field's key alone; "
+                    f"inline text: placeholder {{{key}}} must be a field's key alone; "
                     "double a brace that is meant literally"
                 )
-        object.__setattr__(self, "parts", tuple((literal, key) for literal, key, _, _ in parsed))
+            parts.append((literal, key))
+        object.__setattr__(self, "parts", tuple(parts))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -372,6 +376,12 @@ class Prompt:
         """Return a copy in which `part` is added, or replaces the one of the same key."""
         match part:
             case Field():
+                for key, other in self.fields.items():
+                    if other.label == part.label and key != part.key:
+                        raise FieldError(
+                            f"fields {key!r} and {part.key!r} are both labelled {part.label!r}: "
+                            "the model could not tell them apart; give one another label"
+                        )
                 fields = {**self.fields, part.key: part}
                 return replace(self, fields=MappingProxyType(fields), deletions=self._undeleted(part.key))
             case Tools():

@@ -413,7 +413,8 @@ def _calls(pending: PendingTurn, completion: Completion) -> Iterable[ToolCallRec
     turn = pending.ledger.state.turns + 1
     for index, parsed in enumerate(parse_calls(completion.text), start=1):
         yield ToolCallRecord(
-            id=f"call_{turn}_{index}",
+            # Nine letters and digits: some templates refuse ids of any other form.
+            id=f"call{turn:03x}{index:02x}",
             name=parsed.name,
             arguments=stable_arguments(parsed),
             valid=parsed.valid,

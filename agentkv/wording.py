@@ -24,13 +24,6 @@ def value_text(text: str, wording: Wording) -> str:
     return neutral(quoted(text), wording)
 
 
-def in_sentence(label: str) -> str:
-    """Return a label as it reads in mid-sentence: ``Order status`` as ``order status``, ``ETA`` as it is."""
-    if len(label) > 1 and label[0].isupper() and label[1].islower():
-        return label[0].lower() + label[1:]
-    return label
-
-
 def facts_list(fields: Iterable[Field], wording: Wording) -> str:
     """Return fields as a list, one line each."""
     return "\n".join(_item(field, wording) for field in fields)
@@ -61,7 +54,7 @@ def erratum_text(
     sentences += [
         header
         + wording.fresh.format(
-            label=in_sentence(prompt.fields[key].label), new=value_text(prompt.fields[key].text, wording)
+            label=prompt.fields[key].label, new=value_text(prompt.fields[key].text, wording)
         )
         for key in restated
     ]
@@ -110,7 +103,7 @@ def _sentence(change: Change, prompt: Prompt, profile: Profile) -> str:
     wording, field = profile.wording, change.field
     if field is None:
         return wording.gone.format(label=_gone_label(change.key, prompt))
-    label = in_sentence(field.label)
+    label = field.label
     limit = profile.max_statement_chars
     if len(field.text) > limit and change.told is not None:
         sentence = _hunk_sentence(label, change.told, field.text, wording, sensitive=field.sensitive)
@@ -131,7 +124,7 @@ def _is_long(change: Change, profile: Profile) -> bool:
 def _voided(changes: Sequence[Change], prompt: Prompt, wording: Wording) -> str:
     """Return the clause about what rested on values that were told and are no longer true."""
     changed = {change.key for change in changes if change.told is not None}
-    labels = [in_sentence(f.label) for f in prompt.fields.values() if not changed.isdisjoint(f.depends_on)]
+    labels = [f.label for f in prompt.fields.values() if not changed.isdisjoint(f.depends_on)]
     return wording.voided.format(labels=" and the ".join(labels)) if labels else ""
 
 
@@ -160,4 +153,4 @@ def _gone_label(key: str, prompt: Prompt) -> str:
         if key.startswith(f"{kind}:"):
             return f"{kind} {key.removeprefix(kind + ':')!r}"
     field = prompt.fields.get(key)
-    return in_sentence(field.label) if field else key.replace(".", " ").replace("_", " ")
+    return field.label if field else key.replace(".", " ").replace("_", " ")
