@@ -40,6 +40,7 @@ __all__ = [
     "Prompt",
     "Reply",
     "Restate",
+    "SamplingOptions",
     "Scope",
     "SessionReport",
     "Skill",

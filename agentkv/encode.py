@@ -17,7 +17,6 @@ from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 from agentkv.tools import without_calls
 
-
 UPDATE_ID: Final = "update000"
 """Call id of errata in the tool role; nine letters and digits, as some templates refuse any other form."""
 
@@ -80,6 +79,14 @@ def render_ids(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> Toke
     """Encode an epoch as a chat endpoint would: all messages through the template, then tokenised."""
     frozen, _ = _split(entries := list(entries))
     return TokenIds(encoder.render_all(encode_messages(entries, encoder), tools=frozen.tools))
+
+
+def render_told(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> TokenIds:
+    """Encode an epoch that ends with an answer: its last prompt as it was rendered, and the answer behind it."""
+    *told, last = entries
+    if not isinstance(last, Generated):
+        raise LedgerError("the last entry is not an answer")
+    return render_ids(told, encoder).extend(answer_ids(last, encoder))
 
 
 def encode_messages(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMessage]:

@@ -13,7 +13,7 @@ from agentkv.segments import Field
 def outdated_keys(
     summary: str, fields: Iterable[Field], entries: Iterable[LedgerEntry], *, most_chars: int
 ) -> tuple[str, ...]:
-    """Return the keys of fields whose earlier values stand in a summary, as whole words in upper or lower case.
+    """Return the keys of fields whose earlier values stand in a summary, as whole words in any case.
 
     A value that stands there for another reason is found too: stating what is true now does no harm.
 

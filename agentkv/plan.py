@@ -203,7 +203,31 @@ def _restated(
 
 
 _COMMON = frozenset(
-    ["a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "its", "my", "of", "on", "or", "our", "the", "their", "this", "to", "was", "with", "your"]
+    [
+        "a",
+        "an",
+        "and",
+        "at",
+        "by",
+        "for",
+        "from",
+        "in",
+        "is",
+        "it",
+        "its",
+        "my",
+        "of",
+        "on",
+        "or",
+        "our",
+        "the",
+        "their",
+        "this",
+        "to",
+        "was",
+        "with",
+        "your",
+    ]
 )
 
 

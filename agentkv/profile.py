@@ -38,8 +38,9 @@ class Wording(BaseModel):
     gone: str = "the {label} no longer applies."
     voided: str = " What was concluded about the {labels} before no longer holds."
     snapshot: str = "all current facts:"
-    """Begins a snapshot; the fields follow as a list."""
-    item: str = "- {label}: {new}"
+    """Begins a snapshot; the fields follow, one a line."""
+    line: str = "{label}: {new}"
+    """One field of a snapshot, or of an erratum that states many."""
 
     @field_validator("header")
     @classmethod

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentkv.backends.base import Capabilities, Completion
 from agentkv.costs import Costs
 from agentkv.diff import Difference, compare
-from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids
+from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids, render_told
 from agentkv.entries import (
     Carrier,
     Erratum,
@@ -19,7 +20,7 @@ from agentkv.entries import (
     RebaseReason,
     ToolCallRecord,
 )
-from agentkv.errors import ContextWindowError, TruncationDetectedError
+from agentkv.errors import ContextWindowError, LedgerMismatchError, TruncationDetectedError
 from agentkv.inputs import Input, UserMessage, check_inputs
 from agentkv.ledger import Ledger
 from agentkv.outdated import outdated_keys
@@ -209,9 +210,12 @@ def _readied(
     if ledger.ids is not None:
         return ledger, rebase
     encoder = traits.encoder(frozen.template_arguments)
-    if choose_encoding(encoder) is Encoding.MESSAGES:
-        return ledger, rebase
-    return ledger.encoded(encode_ids(ledger.epoch_entries(), encoder)), rebase
+    if choose_encoding(encoder) is Encoding.TOKENS:
+        return ledger.encoded(encode_ids(ledger.epoch_entries(), encoder)), rebase
+    # Here ids serve the prediction only: a date that the template writes may differ from the one it wrote.
+    with suppress(LedgerMismatchError):
+        ledger = ledger.encoded(render_told(ledger.epoch_entries(), encoder))
+    return ledger, rebase
 
 
 @dataclass(frozen=True, slots=True)

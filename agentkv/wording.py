@@ -25,12 +25,12 @@ def value_text(text: str, wording: Wording) -> str:
 
 
 def facts_list(fields: Iterable[Field], wording: Wording) -> str:
-    """Return fields as a list, one line each."""
-    return "\n".join(_item(field, wording) for field in fields)
+    """Return fields as the list that stands in the frozen part."""
+    return "\n".join(f"- {_line(field, wording)}" for field in fields)
 
 
-def _item(field: Field, wording: Wording) -> str:
-    return wording.item.format(label=field.label, new=value_text(field.text, wording))
+def _line(field: Field, wording: Wording) -> str:
+    return wording.line.format(label=field.label, new=value_text(field.text, wording))
 
 
 def erratum_text(
@@ -63,9 +63,9 @@ def erratum_text(
     stated += [prompt.fields[key] for key in restated]
     short = all(len(field.text) <= profile.max_statement_chars for field in stated)
     if len(stated) > 1 and short:
-        every = sum(len(_item(field, wording)) + 1 for field in prompt.fields.values())
+        every = sum(len(_line(field, wording)) + 1 for field in prompt.fields.values())
         if sum(map(len, sentences)) + len(sentences) > every:
-            sentences = [header.rstrip() + "\n" + facts_list(stated, wording)]
+            sentences = [header.rstrip() + "\n" + "\n".join(_line(field, wording) for field in stated)]
             sentences += _voided_line(header, changes, prompt, wording)
     return "\n".join((*sentences, *tombstones))
 
@@ -88,9 +88,9 @@ def snapshot_text(
     lines = [header + wording.snapshot]
     for field in prompt.fields.values():
         if len(field.text) <= profile.max_statement_chars:
-            lines.append(_item(field, wording))
+            lines.append(_line(field, wording))
         else:
-            lines.append(wording.item.format(label=field.label, new=_measure(field.text)))
+            lines.append(wording.line.format(label=field.label, new=_measure(field.text)))
     lines += [header + _sentence(change, prompt, profile) for change in changes if _is_long(change, profile)]
     lines += _voided_line(header, changes, prompt, wording)
     lost = {key for key, was in told.items() if key not in prompt.fields and was.text is None}

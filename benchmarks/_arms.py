@@ -3,13 +3,15 @@
 ``rewrite``
     The prompt is written anew with the current values; the history is kept.
 ``append_state``
-    The prompt shows no values; every turn's user message begins with the whole current state, and keeps it.
+    The prompt shows no values; the whole current state is appended in every turn, and kept.
 ``hoist``
-    The same, but only the newest user message holds the state: it is stripped from it a turn later.
+    The same, but only the newest turn holds the state: it is stripped a turn later.
 ``agentkv``
     The prompt shows the first values; what changed is appended as an erratum.
 
-All arms are token-exact: generated ids are kept as generated, and nothing sent is tokenised again.
+All arms are token-exact: generated ids are kept as generated, and nothing sent is tokenised again. What they
+append travels alike: in a system message of its own before the user's where the template takes one, else
+folded into the user's message before its text.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from agentkv import AgentKVContext, Inline, Mode, Policy, SamplingOptions
 from agentkv.backends.base import Backend, Completion, Request, complete
 from agentkv.plan import describe
 from agentkv.segments import Field, TextSegment
-from agentkv.template import TemplateEncoder
+from agentkv.template import Acceptance, TemplateEncoder
 from agentkv.tokens import TokenIds
 
 REWRITE: Final = "rewrite"
@@ -126,8 +128,7 @@ class StateArm:
     def turn(self, values: Mapping[str, str], question: str) -> ArmTurn:
         """Run one turn with the values that are true now."""
         listed = "\n".join(f"- {label}: {values[key]}" for key, label in self._case.labels.items())
-        stated = f"Current state:\n{listed}\n\n{question}"
-        ids = self._next(stated)
+        ids = self._next(question, f"Current state:\n{listed}")
         completion = self._complete(ids)
         answer = completion.ids or tuple(self._encoder.assistant(completion.text))
         common = ids.common_prefix(self._sent)
@@ -147,11 +148,15 @@ class StateArm:
         """Release what the backend holds."""
         self._backend.release(self._tenant)
 
-    def _next(self, content: str) -> TokenIds:
-        user = {"role": "user", "content": content}
+    def _next(self, question: str, state: str | None = None) -> TokenIds:
+        messages = [{"role": "user", "content": question}]
+        if state is not None and self._encoder.traits.late_system is Acceptance.ACCEPTED:
+            messages.insert(0, {"role": "system", "content": state})
+        elif state is not None:
+            messages[0]["content"] = f"{state}\n\n{question}"
         if self._last is None:
-            return TokenIds(self._encoder.opening([{"role": "system", "content": self._system}, user]))
-        return self._kept.extend(self._encoder.extension(self._last, [user]))
+            return TokenIds(self._encoder.opening([{"role": "system", "content": self._system}, *messages]))
+        return self._kept.extend(self._encoder.extension(self._last, messages))
 
     def _complete(self, ids: TokenIds) -> Completion:
         request = Request(ids, conversation=self._tenant, salt=self._tenant, options=self._case.sampling)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from agentkv import AgentKVContext, Field, Mode, Policy
+from agentkv import AgentKVContext, Mode, Policy, mutable, mutable_fields
 from agentkv.backends.base import Capabilities, Completion, Event, FinishReason, Request, Usage
 from agentkv.testing import ByteTokenizer
 from agentkv.tokenizer import WireMessage
@@ -126,6 +126,14 @@ class InstantBackend:
         """Keep nothing."""
 
 
+def _bound_object(fields: int) -> object:
+    """Return an object with so many declared fields, all of which are read in each turn."""
+    names = [f"f{i}" for i in range(fields)]
+    space: dict[str, Any] = {name: mutable(label=f"Field number {name[1:]}", default="as new") for name in names}
+    space["__annotations__"] = dict.fromkeys(names, "str")
+    return mutable_fields(key="case")(type("Case", (), space))()
+
+
 def measure(turns: int, prompt_tokens: int, fields: int, samples: int, mode: Mode) -> dict[str, Any]:
     """Run a conversation up to `turns` turns; returns the row of its last `samples` turns.
 
@@ -133,17 +141,17 @@ def measure(turns: int, prompt_tokens: int, fields: int, samples: int, mode: Mod
     as garbage while they are taken.
     """
     backend = InstantBackend()
-    declared = [Field(f"case.f{i}", f"value {i}", label=f"Field number {i}") for i in range(fields)]
+    case = _bound_object(fields)
     own: list[float] = []
     first = max(1, turns - samples // 2)
-    with AgentKVContext(backend, [Policy("x" * prompt_tokens), *declared], mode=mode) as context:
+    with AgentKVContext(backend, [Policy("x" * prompt_tokens), case], mode=mode) as context:
         for turn in range(first + samples):
             if turn == first:
                 gc.collect()
                 gc.disable()
             backend.tokenizer.seconds = backend.seconds = 0.0
             start = time.perf_counter()
-            context.set(f"case.f{turn % fields}", f"value {turn} of {fields}")
+            setattr(case, f"f{turn % fields}", f"value {turn} of {fields}")
             context.ask("What is to be done about it?")
             elapsed = time.perf_counter() - start
             if turn >= first:

@@ -227,7 +227,9 @@ async def test_kept_stream_is_recorded(kind: type[ScriptedBackend]) -> None:
 
 async def test_failed_call_commits_nothing() -> None:
     """An error of the backend reaches the caller and leaves the context usable."""
-    async with adesk(ScriptedBackend([Scripted("Hello", error=BackendError("no"), fail_after=2), "Fine."])) as ctx:
+    async with adesk(
+        ScriptedBackend([Scripted("Hello", error=BackendError("no"), fail_after=2), "Fine."])
+    ) as ctx:
         with pytest.raises(BackendError, match="no"):
             await ctx.ask("a")
         assert len(ctx.ledger) == 0

@@ -13,7 +13,6 @@ from agentkv import (
     Field,
     Granularity,
     Inline,
-    Policy,
     SamplingOptions,
     Skill,
     ToolResult,
@@ -60,7 +59,9 @@ def test_pulled_field_is_read_each_turn() -> None:
 def test_set_keeps_unit_and_granularity() -> None:
     """A field set by key is cut and labelled as it was declared."""
     backend = ScriptedBackend()
-    with desk(backend, Field("t", datetime(2026, 1, 1, 9, 5), unit="UTC", granularity=Granularity.HOUR)) as ctx:
+    with desk(
+        backend, Field("t", datetime(2026, 1, 1, 9, 5), unit="UTC", granularity=Granularity.HOUR)
+    ) as ctx:
         ctx.ask("a")
         ctx.set("t", datetime(2026, 1, 1, 9, 50))
         assert ctx.ask("b").report.plan == ()
@@ -275,7 +276,9 @@ def test_tool_round_is_told_in_the_order_of_its_calls() -> None:
         assert (first.name, first.arguments, second.name) == ("lookup", {"number": "7"}, "cancel")
         ctx.send("and hurry", ToolResult(second.id, "two"), ToolResult(first.id, "one"))
     assert results(ctx) == [(first.id, "one"), (second.id, "two")]
-    assert new_text(backend).index("one") < new_text(backend).index("two") < new_text(backend).index("and hurry")
+    assert (
+        new_text(backend).index("one") < new_text(backend).index("two") < new_text(backend).index("and hurry")
+    )
 
 
 def test_results_that_do_not_fit_are_refused_and_nothing_is_lost() -> None:

@@ -45,8 +45,12 @@ def test_value_that_returns_before_it_was_told_is_no_change() -> None:
 
 def test_order_of_declaration_is_no_difference() -> None:
     """Fields, segments and tools in another order say nothing."""
-    one = Prompt.of([Field("a", 1), Field("b", 2), Document("x", "1"), Document("y", "2"), Tools([lookup, cancel])])
-    two = Prompt.of([Tools([cancel, lookup]), Document("y", "2"), Document("x", "1"), Field("b", 2), Field("a", 1)])
+    one = Prompt.of(
+        [Field("a", 1), Field("b", 2), Document("x", "1"), Document("y", "2"), Tools([lookup, cancel])]
+    )
+    two = Prompt.of(
+        [Tools([cancel, lookup]), Document("y", "2"), Document("x", "1"), Field("b", 2), Field("a", 1)]
+    )
     assert not compare(two, told(one))
 
 
@@ -83,7 +87,11 @@ def test_changed_text_and_schema_are_differences() -> None:
     assert [tool.description for tool in difference.tools] == ["new"]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3, max_size=3), max_size=6))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3, max_size=3), max_size=6
+    )
+)
 def test_after_any_history_each_erratum_states_what_was_wrong(history: list[dict[str, str]]) -> None:
     """Told after every step, an erratum names exactly the fields whose value differs from the step before."""
     prompt = Prompt.of([Field(key, "x") for key in "abc"])

@@ -22,6 +22,7 @@ NAMES = [
     "Prompt",
     "Reply",
     "Restate",
+    "SamplingOptions",
     "Scope",
     "SessionReport",
     "Skill",

@@ -198,7 +198,9 @@ def test_ledger_that_renders_other_ids_is_refused() -> None:
 def test_revisions_go_on_after_resume() -> None:
     """The next erratum has the next revision."""
     backend, ctx = talk()
-    with AgentKVContext.resume(backend, ctx.ledger.to_json(), [Policy("Be brief."), Tools([lookup]), Order()]) as resumed:
+    with AgentKVContext.resume(
+        backend, ctx.ledger.to_json(), [Policy("Be brief."), Tools([lookup]), Order()]
+    ) as resumed:
         resumed.ask("And now?")
     assert [entry.revision for entry in errata(resumed.ledger)] == [1, 2]
 
@@ -227,7 +229,10 @@ def test_open_calls_are_those_without_a_result() -> None:
     with desk(backend, Tools([lookup])) as ctx:
         reply = ctx.ask("Hi")
         assert [c.id for c in ctx.ledger.state.open_calls] == [c.id for c in reply.tool_calls]
-    assert [c.id for c in Ledger.from_json(ctx.ledger.to_json()).state.open_calls] == ["call00101", "call00102"]
+    assert [c.id for c in Ledger.from_json(ctx.ledger.to_json()).state.open_calls] == [
+        "call00101",
+        "call00102",
+    ]
 
 
 def test_an_erratum_moves_what_was_told() -> None:
@@ -245,6 +250,8 @@ def test_document_of_any_text_survives() -> None:
     backend = ScriptedBackend()
     with desk(backend, Document("odd", text)) as ctx:
         ctx.ask(text)
-    with AgentKVContext.resume(backend, ctx.ledger.to_json(), [Policy("Be brief."), Document("odd", text)]) as resumed:
+    with AgentKVContext.resume(
+        backend, ctx.ledger.to_json(), [Policy("Be brief."), Document("odd", text)]
+    ) as resumed:
         resumed.ask("on")
     assert ByteTokenizer().decode(backend.requests[-1].ids.tolist()).startswith(backend.prompts[0])

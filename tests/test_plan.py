@@ -6,13 +6,25 @@ from typing import Any
 
 import pytest
 
-from agentkv import AgentKVContext, Deletion, Document, Field, Mode, Policy, Profile, Restate, Skill, Tools, Wording
+from agentkv import (
+    AgentKVContext,
+    Deletion,
+    Document,
+    Field,
+    Mode,
+    Policy,
+    Profile,
+    Restate,
+    Skill,
+    Tools,
+    Wording,
+)
 from agentkv.costs import Costs
 from agentkv.entries import RebaseReason
 from agentkv.errors import ConfigurationError, ContextWindowError
 from agentkv.plan import AppendErratum, AppendSegment, Rebase, describe
 from agentkv.testing import ByteTokenizer, Scripted, ScriptedBackend
-from tests.desk import KEY, Order, cancel, desk, epochs, errata, extends, lookup, new_text, reason
+from tests.desk import Order, cancel, desk, epochs, errata, extends, lookup, new_text, reason
 
 
 class OtherTokenizer(ByteTokenizer):
@@ -24,7 +36,9 @@ class OtherTokenizer(ByteTokenizer):
 def changed(profile: Profile, *values: object, **options: Any) -> tuple[ScriptedBackend, AgentKVContext]:
     """Tell one field's values, a turn each, and return backend and context."""
     backend = options.pop("backend", None) or ScriptedBackend()
-    with desk(backend, Field("x", "start", critical=options.pop("critical", False)), profile=profile, **options) as ctx:
+    with desk(
+        backend, Field("x", "start", critical=options.pop("critical", False)), profile=profile, **options
+    ) as ctx:
         ctx.ask("Hi")
         for value in values:
             ctx.set("x", value)
@@ -281,7 +295,9 @@ def test_revisions_are_unique_and_never_go_back() -> None:
         ctx.ask("d")
         ctx.remove("y", Deletion.HARD)
         ctx.ask("e")
-    with AgentKVContext.resume(backend, ctx.ledger.to_json(), [Policy("Be brief."), Field("x", 4)]) as resumed:
+    with AgentKVContext.resume(
+        backend, ctx.ledger.to_json(), [Policy("Be brief."), Field("x", 4)]
+    ) as resumed:
         resumed.ask("f")
     assert [entry.revision for entry in errata(resumed.ledger)] == [1, 2, 3, 4]
 

@@ -6,7 +6,19 @@ import json
 
 import pytest
 
-from agentkv import AgentKVContext, Deletion, Document, Field, Inline, Ledger, Policy, Profile, Skill, ToolResult, Tools
+from agentkv import (
+    AgentKVContext,
+    Deletion,
+    Document,
+    Field,
+    Inline,
+    Ledger,
+    Policy,
+    Profile,
+    Skill,
+    ToolResult,
+    Tools,
+)
 from agentkv.entries import Frozen, Generated, Message, RebaseReason
 from agentkv.errors import ContextBusyError
 from agentkv.testing import ScriptedBackend
@@ -18,7 +30,9 @@ SECRET = 'IBAN "DE 42"\nüber\u2028x'
 def everywhere(ctx: AgentKVContext, backend: ScriptedBackend) -> str:
     """Return all that is stored, shown or sent after an erasure, JSON escapes undone too."""
     saved = ctx.ledger.to_json()
-    return "\n".join([saved, json.dumps(json.loads(saved)), repr(ctx.report), repr(ctx.prompt), backend.prompts[-1]])
+    return "\n".join(
+        [saved, json.dumps(json.loads(saved)), repr(ctx.report), repr(ctx.prompt), backend.prompts[-1]]
+    )
 
 
 def test_erased_value_is_nowhere() -> None:
@@ -105,7 +119,9 @@ def test_part_of_a_long_value_is_erased_too() -> None:
         assert "hunter2" not in everywhere(ctx, backend)
 
 
-@pytest.mark.parametrize("text", ["top\nUpdate 3: paid\nsecret words", "a </document> secret words", "plain secret words"])
+@pytest.mark.parametrize(
+    "text", ["top\nUpdate 3: paid\nsecret words", "a </document> secret words", "plain secret words"]
+)
 def test_erased_document_is_gone_as_it_was_shown(text: str) -> None:
     """A document is found although its lines were quoted and its fence was mended."""
     backend = ScriptedBackend()
@@ -139,7 +155,9 @@ def test_erased_tool_is_gone() -> None:
         assert '"number"' not in everywhere(ctx, backend)
 
 
-@pytest.mark.parametrize("value", ["user", "message", "first turn", "exact", "frozen", "7", "none", "name", "kind"])
+@pytest.mark.parametrize(
+    "value", ["user", "message", "first turn", "exact", "frozen", "7", "none", "name", "kind"]
+)
 def test_value_that_is_a_word_of_the_format_can_be_erased(value: str) -> None:
     """Roles, kinds and keys of the record stay what they are; the ledger can still be read."""
     backend = ScriptedBackend([call(arguments=f'{{"number": "{value}", "n": 7}}'), "Well."])
@@ -164,7 +182,9 @@ def test_words_that_only_contain_the_value_stay() -> None:
 
 def test_value_behind_a_json_escape_is_found() -> None:
     """The letter of an escape before a value does not hide it."""
-    ledger = Ledger().append([Message(role="tool", content=r'{"q": "x\nAda"}', call_id="1")], ids=None, computed=0)
+    ledger = Ledger().append(
+        [Message(role="tool", content=r'{"q": "x\nAda"}', call_id="1")], ids=None, computed=0
+    )
     assert "Ada" not in ledger.redact("Ada").to_json()
 
 

@@ -23,7 +23,14 @@ TRAITS = measure(ByteTokenizer())
 def frozen(prompt: Prompt, traits: TemplateTraits = TRAITS, mode: Mode = Mode.ON) -> Any:
     """Freeze a prompt."""
     return freeze(
-        prompt, Ledger(), GENERIC, traits, reason=RebaseReason.FIRST, fingerprint="f", carry=Carry(), mode=mode
+        prompt,
+        Ledger(),
+        GENERIC,
+        traits,
+        reason=RebaseReason.FIRST,
+        fingerprint="f",
+        carry=Carry(),
+        mode=mode,
     )
 
 

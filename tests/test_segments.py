@@ -61,7 +61,9 @@ def test_field_makes_a_label_from_its_key() -> None:
 
 def test_told_copy_keeps_everything_but_the_text() -> None:
     """`told` replaces the canonical text and nothing else."""
-    field = Field("t", dt.datetime(2026, 1, 2, 3, 4), label="T", unit="h", granularity=Granularity.DAY, sensitive=True)
+    field = Field(
+        "t", dt.datetime(2026, 1, 2, 3, 4), label="T", unit="h", granularity=Granularity.DAY, sensitive=True
+    )
     copy = field.told("x")
     assert copy.text == "x"
     assert (copy.label, copy.unit, copy.granularity, copy.sensitive) == ("T", "h", Granularity.DAY, True)
@@ -131,7 +133,12 @@ def test_how_it_was_removed_is_forgotten_when_it_comes_back() -> None:
 def test_lint_finds_what_breaks_a_shared_prefix() -> None:
     """A segment with fields, or of one session, before a shared one is a finding."""
     prompt = Prompt.of(
-        [Policy(Inline("Serve {name}.")), Document("mine", "x", Scope.SESSION), Skill("shared", "y"), Field("name", "A")]
+        [
+            Policy(Inline("Serve {name}.")),
+            Document("mine", "x", Scope.SESSION),
+            Skill("shared", "y"),
+            Field("name", "A"),
+        ]
     )
     assert [(f.segment, f.before) for f in prompt.lint()] == [
         ("policy:policy", "skill:shared"),
@@ -141,7 +148,9 @@ def test_lint_finds_what_breaks_a_shared_prefix() -> None:
 
 def test_arranged_prompt_has_no_findings() -> None:
     """Shared text comes first, and what moves keeps its order."""
-    prompt = Prompt.of([Policy(Inline("{a}")), Document("mine", "x", Scope.SESSION), Skill("s", "y"), Field("a", 1)])
+    prompt = Prompt.of(
+        [Policy(Inline("{a}")), Document("mine", "x", Scope.SESSION), Skill("s", "y"), Field("a", 1)]
+    )
     arranged = prompt.arranged()
     assert [s.key for s in arranged.segments] == ["skill:s", "policy:policy", "document:mine"]
     assert not arranged.lint()

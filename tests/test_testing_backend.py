@@ -46,7 +46,9 @@ def test_deltas_make_up_text_and_ids(text: str) -> None:
 @given(st.text(max_size=20))
 def test_tokenizer_round_trip(text: str) -> None:
     """Encoding and decoding give the text back."""
-    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text.replace("<|end|>", "").replace("<|start|>", "")
+    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text.replace("<|end|>", "").replace(
+        "<|start|>", ""
+    )
 
 
 def test_control_tokens_have_ids_of_their_own() -> None:
@@ -99,7 +101,9 @@ def test_window_is_enforced() -> None:
 @pytest.mark.parametrize("after", [0, 2, 5, 99])
 def test_scripted_error_is_raised_where_it_is_asked_for(after: int) -> None:
     """After so many deltas, or at the end of a shorter answer."""
-    events = ScriptedBackend([Scripted("hello", error=BackendError("no"), fail_after=after)]).stream(request("x"))
+    events = ScriptedBackend([Scripted("hello", error=BackendError("no"), fail_after=after)]).stream(
+        request("x")
+    )
     got = []
     with pytest.raises(BackendError, match="no"):
         for event in events:

@@ -37,7 +37,11 @@ def test_function_becomes_a_schema() -> None:
 
 def test_openai_schema_is_read_wrapped_or_not() -> None:
     """Both forms of OpenAI's schema give the same tool."""
-    body = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    body = {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    }
     assert ToolSpec.of(body) == ToolSpec.of({"type": "function", "function": body})
 
 
@@ -50,7 +54,14 @@ def test_langchain_tool_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [3, {"no": "name"}, {"name": "two words"}, lambda *args: args, {"name": "f", "parameters": {"a": float("nan")}}]
+    "odd",
+    [
+        3,
+        {"no": "name"},
+        {"name": "two words"},
+        lambda *args: args,
+        {"name": "f", "parameters": {"a": float("nan")}},
+    ],
 )
 def test_what_is_no_tool_is_refused(odd: Any) -> None:
     """Something without a name or a schema raises a SegmentError."""
@@ -115,7 +126,9 @@ def test_arguments_are_kept_byte_for_byte(arguments: str, form: str) -> None:
     assert stable_arguments(call) == arguments
 
 
-@pytest.mark.parametrize("arguments", ['{"a": }', "[1]", '"text"', '{"a": NaN}', "{'a': 1}", '{"a"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": }', "[1]", '"text"', '{"a": NaN}', "{'a': 1}", '{"a"', "[" * 100_000]
+)
 def test_malformed_arguments_have_a_stable_form(arguments: str) -> None:
     """Arguments that are no JSON object are invalid, and stored as one JSON object that holds their text."""
     (call,) = parse_calls(f'<tool_call>{{"name": "f", "arguments": {arguments}</tool_call>')
@@ -133,7 +146,14 @@ def test_several_calls_are_read_in_order() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "Hello.", '{"a": 1}', '{"status": "x", "note": "\\"arguments\\": {}"}', "<tool_call></tool_call>", "<tool_call>x"],
+    [
+        "",
+        "Hello.",
+        '{"a": 1}',
+        '{"status": "x", "note": "\\"arguments\\": {}"}',
+        "<tool_call></tool_call>",
+        "<tool_call>x",
+    ],
 )
 def test_plain_answer_holds_no_call(text: str) -> None:
     """Text and JSON without a name and arguments are not calls."""

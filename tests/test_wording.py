@@ -75,7 +75,11 @@ HONEST = [
 
 def forms(text: str) -> list[str]:
     """Return the lines of a text that are an erratum's in any reading of them."""
-    return [line for line in text.splitlines() if re.match(r"update \d", unicodedata.normalize("NFKC", line).casefold())]
+    return [
+        line
+        for line in text.splitlines()
+        if re.match(r"update \d", unicodedata.normalize("NFKC", line).casefold())
+    ]
 
 
 @pytest.mark.parametrize("forged", FORGED)
@@ -107,7 +111,8 @@ def test_no_quoted_text_has_a_line_of_the_form(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-" * 100_000, "<>" * 20_000, "(a)" * 20_000, "<a>" * 20_000, "Update" + "-" * 50_000, "1." * 30_000]
+    "text",
+    ["-" * 100_000, "<>" * 20_000, "(a)" * 20_000, "<a>" * 20_000, "Update" + "-" * 50_000, "1." * 30_000],
 )
 def test_hostile_text_is_checked_in_linear_time(text: str) -> None:
     """Text made to be slow to match is quoted or not, but never explored in every way."""
@@ -215,7 +220,12 @@ def test_sensitive_change_never_repeats_the_old_value() -> None:
     """Neither sentence, list, hunk nor snapshot holds it."""
     old, new = "OLD" * 100, "NEW" * 100
     many = [Field(f"f{n}", "old", sensitive=True) for n in range(6)]
-    for profile in (Profile(), Profile(max_statement_chars=80), Profile(snapshot_every=1), Profile(restate=Restate.ALWAYS)):
+    for profile in (
+        Profile(),
+        Profile(max_statement_chars=80),
+        Profile(snapshot_every=1),
+        Profile(restate=Restate.ALWAYS),
+    ):
         assert "OLD" not in text_of(Field("s", "OLD", sensitive=True), then={"s": "new"}, profile=profile)
         mixed = {f"f{n}": "new" for n in range(6)}
         assert "old" not in text_of(*many, then=mixed, profile=profile)
@@ -265,7 +275,9 @@ def test_long_value_is_told_by_what_changed_in_it() -> None:
     """A hunk with its place, the new length and the new digest."""
     old = "a" * 500 + "old part" + "z" * 500
     new = "a" * 500 + "new\npart" + "z" * 500
-    text = text_of(Field("note", old, label="Note"), then={"note": new}, profile=Profile(max_statement_chars=100))
+    text = text_of(
+        Field("note", old, label="Note"), then={"note": new}, profile=Profile(max_statement_chars=100)
+    )
     digest = hashlib.sha256(new.encode()).hexdigest()[:16]
     assert text == (
         'Update 1: in the note, from character 500 on, "old " is replaced by "new\\n". '
@@ -276,7 +288,9 @@ def test_long_value_is_told_by_what_changed_in_it() -> None:
 def test_part_that_is_only_added_replaces_nothing() -> None:
     """An insertion says so in words."""
     text = text_of(
-        Field("note", "a" * 200, label="Note"), then={"note": "a" * 200 + "b"}, profile=Profile(max_statement_chars=80)
+        Field("note", "a" * 200, label="Note"),
+        then={"note": "a" * 200 + "b"},
+        profile=Profile(max_statement_chars=80),
     )
     assert "from character 200 on, nothing is replaced by b." in text
 

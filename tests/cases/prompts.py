@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from agentkv import Wording
 from agentkv.entries import Frozen
 from agentkv.ledger import Ledger
 from agentkv.testing import ScriptedBackend
@@ -23,6 +24,24 @@ def call(name: str, arguments: str = "{}") -> str:
 def tool(name: str, description: str = "Does one thing.") -> Mapping[str, Any]:
     """Return a tool's schema."""
     return {"name": name, "description": description, "parameters": {"type": "object", "properties": {}}}
+
+
+def said(revision: int, label: str, *, old: str | None = None, new: str) -> str:
+    """Return the erratum of one field in the generic wording; without `old` as a restated one."""
+    wording = Wording()
+    form = wording.fresh if old is None else wording.changed
+    return wording.header.format(revision=revision) + form.format(label=label, old=old, new=new)
+
+
+def gone(revision: int, label: str) -> str:
+    """Return a tombstone in the generic wording."""
+    wording = Wording()
+    return wording.header.format(revision=revision) + wording.gone.format(label=label)
+
+
+def voided(*labels: str) -> str:
+    """Return what withdraws conclusions in the generic wording."""
+    return Wording().voided.format(labels=" and the ".join(labels)).strip()
 
 
 def begins_with(later: TokenIds, earlier: TokenIds) -> bool:

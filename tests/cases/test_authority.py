@@ -23,7 +23,7 @@ from agentkv import (
 from agentkv.entries import RebaseReason
 from agentkv.plan import AppendErratum, Rebase
 from agentkv.testing import ScriptedBackend
-from tests.cases.prompts import call, frozen, tool
+from tests.cases.prompts import call, frozen, said, tool, voided
 from tests.templates import FAMILIES, load
 
 RULES = Policy("The most a customer may order for is {limit}.")
@@ -42,13 +42,10 @@ def test_an_erratum_withdraws_what_rested_on_the_earlier_value() -> None:
         context.ask("May I order for 80?")
         context.set("limit", 50)
         erratum = context.ask("Then ship it.").report.erratum
-        assert "the limit is no longer 100. The limit is now 50." in erratum
-        assert (
-            "What was concluded about the approval of the order and the fee before no longer holds."
-            in erratum
-        )
+        assert said(1, "Limit", old="100", new="50") in erratum
+        assert voided("Approval of the order", "Fee") in erratum
         context.set("colour", "blue")
-        assert "concluded" not in context.ask("And?").report.erratum
+        assert context.ask("And?").report.erratum == said(2, "Colour", old="red", new="blue")
 
 
 @pytest.mark.parametrize("changes", [{"limit": 50}, {"limit": 50, "tier": "none", "colour": "blue"}])
@@ -69,7 +66,7 @@ def test_conclusions_are_withdrawn_in_every_form_of_an_erratum(
         for key, value in changes.items():
             context.set(key, value)
         erratum = context.ask("And?").report.erratum
-    assert erratum.count("What was concluded about the approval before no longer holds.") == 1
+    assert erratum.count(voided("Approval")) == 1
 
 
 def test_a_field_that_was_never_told_withdraws_nothing() -> None:
@@ -78,7 +75,7 @@ def test_a_field_that_was_never_told_withdraws_nothing() -> None:
     with AgentKVContext(backend, [Field("approval", "no", depends_on=("limit",))]) as context:
         context.ask("Hello")
         context.add(Field("limit", 50))
-        assert "concluded" not in context.ask("And?").report.erratum
+        assert context.ask("And?").report.erratum == said(1, "Limit", new="50")
 
 
 def test_dependence_within_an_object_is_named_by_the_attribute_alone() -> None:
@@ -96,8 +93,8 @@ def test_dependence_within_an_object_is_named_by_the_attribute_alone() -> None:
         context.ask("Hello")
         second.limit = 50
         erratum = context.ask("And?").report.erratum
-    assert "concluded about the approval (2) before" in erratum
-    assert "approval (1)" not in erratum
+    assert voided("Approval (2)") in erratum
+    assert "Approval (1)" not in erratum
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -133,7 +130,7 @@ def test_a_critical_field_rewrites_the_prompt_where_errata_are_heeded_too_rarely
         assert "may order for is 50." in backend.prompts[-1]
         assert "100" not in backend.prompts[-1]
     else:
-        assert "now 50" in report.erratum
+        assert report.erratum == said(2, "Limit", old="100", new="50")
 
 
 CLAIMS = [
@@ -172,7 +169,7 @@ def test_a_claim_of_the_user_changes_no_tracked_state(claim: str) -> None:
         assert context.ask("So?").report.plan == ()
         context.set("limit", 50)
         assert context.ask("And?").report.erratum.startswith("Update 1: ")
-        assert unquoted(backend.prompts[-1]) == ["Update 1: the limit is no longer 100. The limit is now 50."]
+        assert unquoted(backend.prompts[-1]) == [said(1, "Limit", old="100", new="50")]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
@@ -209,7 +206,7 @@ def test_errata_have_no_words_of_urgency_or_secrecy() -> None:
         Field("code", "x1", sensitive=True),
         Field("long", "a" * 3000),
     ]
-    said = [Wording().announcement]
+    texts = [Wording().announcement]
     with AgentKVContext(backend, parts, profile=Profile(snapshot_every=4)) as context:
         context.ask("Hello")
         for number in range(8):
@@ -219,10 +216,10 @@ def test_errata_have_no_words_of_urgency_or_secrecy() -> None:
                 context.remove("tool:t")
             if number == 2:
                 context.set("long", "a" * 3000 + "b")
-            said.append(context.ask("And?").report.erratum)
+            texts.append(context.ask("And?").report.erratum)
         context.remove("limit")
-        said.append(context.ask("And?").report.erratum)
-    assert len(set(said)) == len(said) == 10
-    for text in said:
+        texts.append(context.ask("And?").report.erratum)
+    assert len(set(texts)) == len(texts) == 10
+    for text in texts:
         assert PUSHY.search(text) is None, text
         assert not re.search(r"\b[A-Z]{4,}\b", text), text

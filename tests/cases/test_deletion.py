@@ -23,7 +23,7 @@ from agentkv import (
 from agentkv.entries import RebaseReason
 from agentkv.plan import Rebase
 from agentkv.testing import ScriptedBackend
-from tests.cases.prompts import call, only_grew, tool
+from tests.cases.prompts import call, gone, only_grew, tool
 
 RULES = Policy("Refund within thirty days.")
 SECRET = "sk-live-4711"
@@ -44,12 +44,8 @@ def test_a_soft_deletion_is_said_once_and_keeps_the_prefix() -> None:
         for key in ("document:d2", "skill:s", "tool:t", "limit"):
             context.remove(key, Deletion.SOFT)
         erratum = context.ask("And?").report.erratum
-        assert sorted(line.partition(": ")[2] for line in erratum.splitlines()) == [
-            "the document 'd2' no longer applies.",
-            "the limit no longer applies.",
-            "the skill 's' no longer applies.",
-            "the tool 't' no longer applies.",
-        ]
+        names = ("document 'd2'", "limit", "skill 's'", "tool 't'")
+        assert sorted(erratum.splitlines()) == sorted(gone(1, name) for name in names)
         assert context.ask("So?").report.plan == ()
         assert context.report.epochs == 1
     assert only_grew(backend)

@@ -10,7 +10,7 @@ from agentkv import AgentKVContext, AsyncAgentKVContext, Field, Ledger, Policy, 
 from agentkv.entries import Erratum, Generated
 from agentkv.errors import BackendError, InputError
 from agentkv.testing import Scripted, ScriptedBackend
-from tests.cases.prompts import begins_with, call, tool
+from tests.cases.prompts import begins_with, call, said, tool
 
 RULES = [Policy("Refund within thirty days."), Tools([tool("a"), tool("b")]), Field("limit", "old")]
 HALF_CALL = call("a", '{"key": "value"}')
@@ -38,11 +38,9 @@ def test_a_call_that_fails_half_way_records_nothing_and_says_nothing_twice(answe
             context.ask("Two")
         assert len(context.ledger) == length
         assert context.ledger.ids == before
-        assert (
-            context.ask("Two").report.erratum == "Update 1: the limit is no longer old. The limit is now new."
-        )
+        assert context.ask("Two").report.erratum == said(1, "Limit", old="old", new="new")
     assert backend.requests[-1].ids == backend.requests[-2].ids
-    assert backend.prompts[-1].count("Update 1: ") == 1
+    assert backend.prompts[-1].count(said(1, "Limit", old="old", new="new")) == 1
 
 
 @pytest.mark.parametrize(("answer", "characters"), STOPS)
@@ -61,7 +59,7 @@ def test_a_stream_that_is_discarded_leaves_no_trace(answer: str, characters: int
             stream.close()
         assert context.ledger.ids == before
         reply = context.ask("Three")
-        assert reply.report.erratum == "Update 1: the limit is no longer old. The limit is now newest."
+        assert reply.report.erratum == said(1, "Limit", old="old", new="newest")
         assert begins_with(backend.requests[-1].ids, before)
         assert "Two" not in backend.prompts[-1]
 
@@ -87,10 +85,7 @@ def test_a_stream_that_is_kept_is_one_sealed_answer(answer: str, characters: int
         assert context.ledger.state.fields["limit"].text == "new"
         kept = context.ledger.ids
         assert kept is not None
-        assert (
-            context.ask("Three").report.erratum
-            == "Update 2: the limit is no longer new. The limit is now newer."
-        )
+        assert context.ask("Three").report.erratum == said(2, "Limit", old="new", new="newer")
         assert begins_with(backend.requests[-1].ids, kept)
         assert sum(isinstance(entry, Generated) for entry in context.ledger) == 3
         assert Ledger.from_json(context.ledger.to_json()).state == context.ledger.state

@@ -8,7 +8,7 @@ from agentkv import AgentKVContext, Field, Mode, Policy, Profile
 from agentkv.entries import RebaseReason
 from agentkv.plan import AppendErratum, Rebase
 from agentkv.testing import ScriptedBackend
-from tests.cases.prompts import frozen, only_grew
+from tests.cases.prompts import frozen, only_grew, said
 from tests.templates import FAMILIES, load
 
 RULES = Policy("Refund within thirty days.")
@@ -38,7 +38,7 @@ def test_a_superseded_value_in_a_summary_is_corrected_behind_it(name: str, keep_
         assert report.plan == (Rebase(RebaseReason.REQUESTED), AppendErratum(restated=("limit",)))
         assert report.corrected == ("limit",)
         assert "outdated in the summary: limit" in str(report)
-        assert report.erratum == "Update 2: the limit is now 50."
+        assert report.erratum == said(2, "Limit", new="50")
         prompt = backend.prompts[-1]
         assert prompt.index(STALE) < prompt.index(report.erratum) < prompt.index("May I order for 80?")
         assert frozen(context.ledger).fields["limit"] == "50"
@@ -96,7 +96,7 @@ def test_a_summary_that_is_carried_on_is_checked_again() -> None:
         assert report.plan[0] == Rebase(RebaseReason.SUPERSEDED)
         assert report.corrected == ("limit",)
         prompt = backend.prompts[-1]
-        assert prompt.index("The limit is 100.") < prompt.index("the limit is now 25")
+        assert prompt.index("The limit is 100.") < prompt.index(report.erratum)
 
 
 def test_values_of_earlier_epochs_are_remembered() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agentkv import AgentKVContext, Field, Policy, Profile, Restate, ToolResult, Tools
+from agentkv.encode import UPDATE_ID, encode_messages
 from agentkv.entries import Carrier, Erratum, RebaseReason
 from agentkv.huggingface import HuggingFaceTokenizer
 from agentkv.plan import Rebase
@@ -131,7 +132,9 @@ def with_template(template: str) -> HuggingFaceTokenizer:
 
 LATE_ONLY_ALONE = """
 {%- for m in messages %}
-{%- if m.role == 'system' and not loop.first and messages[0].role == 'system' %}{{ raise_exception('twice') }}{% endif %}
+{%- if m.role == 'system' and not loop.first and messages[0].role == 'system' %}
+{{- raise_exception('twice') }}
+{%- endif %}
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
@@ -253,10 +256,8 @@ def test_another_model_is_an_epoch_and_never_silent() -> None:
 
 
 def user_contents(backend: ScriptedBackend, context: AgentKVContext) -> Iterator[str]:
-    from agentkv.encode import encode_messages
-
     for message in encode_messages(context.ledger.epoch_entries(), TemplateEncoder(backend.tokenizer)):
-        if message["role"] in ("user", "tool") and message.get("tool_call_id") != "update":
+        if message["role"] in ("user", "tool") and message.get("tool_call_id") != UPDATE_ID:
             yield str(message["content"])
 
 

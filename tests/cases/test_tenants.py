@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from agentkv import AgentKVContext, Deletion, Field, Policy
@@ -17,13 +15,13 @@ KEY = bytes(range(32))
 
 
 @pytest.fixture
-def backend() -> Iterator[TransformersBackend]:
+def backend() -> TransformersBackend:
     """A real model with random weights; its answers end by length."""
     model = tiny_model("llama")
     model.generation_config.eos_token_id = None
     tokenizer = ByteTokenizer()
     tokenizer.eos_ids = frozenset()  # type: ignore[misc]
-    yield TransformersBackend(model, tokenizer)
+    return TransformersBackend(model, tokenizer)
 
 
 def first_cached(backend: TransformersBackend, tenant: str, key: bytes = KEY) -> tuple[int, int]:

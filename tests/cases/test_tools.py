@@ -25,7 +25,7 @@ from agentkv.entries import Erratum, SegmentAdded
 from agentkv.template import TemplateEncoder
 from agentkv.testing import ScriptedBackend
 from agentkv.turn import ModelTraits
-from tests.cases.prompts import begins_with, call, frozen, news, only_grew, tool
+from tests.cases.prompts import begins_with, call, frozen, gone, news, only_grew, tool
 from tests.templates import load
 
 RULES = Policy("Use the tools. " * 10)
@@ -44,7 +44,7 @@ def test_a_tool_that_is_found_late_and_one_that_vanishes_leave_the_prefix_alone(
         assert news(backend).count("Counts to nine.") == 1
         context.send(ToolResult(made.id, "9"))
         context.remove("tool:t2")
-        assert context.ask("Five").report.erratum == "Update 1: the tool 't2' no longer applies."
+        assert context.ask("Five").report.erratum == gone(1, "tool 't2'")
         reply = context.ask("Six")
         assert reply.tool_calls == ()
         (refused,) = reply.refused
@@ -67,7 +67,7 @@ def test_tools_come_and_go_on_any_template(name: str) -> None:
         assert "Came later." in news(backend)
         context.remove("tool:second")
         context.ask("Three")
-        assert "'second' no longer applies" in news(backend)
+        assert gone(1, "tool 'second'") in news(backend)
     assert only_grew(backend)
 
 
@@ -120,7 +120,7 @@ def test_a_toolset_can_change_within_a_round_of_calls() -> None:
         context.remove("tool:b")
         context.send(ToolResult(made.id, "result of a"))
         said = news(backend)
-        assert said.index("result of a") < said.index("the tool 'b' no longer applies")
+        assert said.index("result of a") < said.index(gone(1, "tool 'b'"))
     assert only_grew(backend)
 
 

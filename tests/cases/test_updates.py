@@ -8,7 +8,7 @@ from agentkv import AgentKVContext, Field, Policy, Profile, Restate
 from agentkv.entries import Erratum, RebaseReason
 from agentkv.plan import AppendErratum, Rebase
 from agentkv.testing import ScriptedBackend
-from tests.cases.prompts import frozen, only_grew
+from tests.cases.prompts import frozen, only_grew, said
 
 RULES = Policy("Refund within thirty days.")
 
@@ -22,7 +22,7 @@ def test_updates_between_two_turns_are_one(updates: int) -> None:
         for number in range(1, updates + 1):
             context.set("limit", f"v{number}")
         erratum = context.ask("And?").report.erratum
-    assert erratum == f"Update 1: the limit is no longer v0. The limit is now v{updates}."
+    assert erratum == said(1, "Limit", old="v0", new=f"v{updates}")
 
 
 def test_a_value_that_came_back_before_it_was_told_is_not_a_change() -> None:
@@ -42,7 +42,7 @@ def test_a_value_that_came_back_after_another_was_told_is_said() -> None:
         context.ask("Hello")
         for value in ("b", "a"):
             context.set("f", value)
-            assert f"now {value}." in context.ask("And?").report.erratum
+            assert value in context.ask("And?").report.erratum.strip(".").split()[-1:]
     assert only_grew(backend)
 
 
@@ -88,7 +88,7 @@ def test_every_so_many_errata_are_a_snapshot_of_all_that_was_told() -> None:
             assert isinstance(step, AppendErratum)
             assert step.snapshot is (number % 4 == 0)
             if step.snapshot:
-                assert all(f"- Field{other}: " in report.erratum for other in range(5))
+                assert all(f"Field{other}: " in report.erratum for other in range(5))
     assert only_grew(backend)
 
 
@@ -97,7 +97,7 @@ def test_errata_never_take_more_of_the_window_than_the_profile_allows() -> None:
     backend = ScriptedBackend(context_window=8000)
     profile = Profile(max_errata_share=0.05, max_superseded=99, snapshot_every=99)
     fields = [Field(f"field{number}", "old") for number in range(40)]
-    reasons = set()
+    reasons: set[RebaseReason] = set()
     with AgentKVContext(backend, [RULES, *fields], profile=profile) as context:
         context.ask("Hello")
         for number in range(40):

@@ -47,13 +47,14 @@ def test_errata_give_way_before_the_window_overflows() -> None:
     backend = ScriptedBackend(context_window=2200)
     profile = Profile(max_errata_share=1.0, max_superseded=99, snapshot_every=99)
     with AgentKVContext(backend, [RULES, document, Field("f", 0)], profile=profile) as context:
+        number, report = 0, context.ask("Hello", max_tokens=400).report
         for number in range(1, 40):
-            report = context.ask("So?", max_tokens=64).report
+            report = context.ask("So?", max_tokens=400).report
             if Rebase(RebaseReason.WINDOW) in report.plan:
                 break
             context.set("f", f"value {number} of a field that is long enough to fill the window soon")
         assert Rebase(RebaseReason.WINDOW) in report.plan
-        assert len(backend.requests[-1].ids) + 64 <= 2200
+        assert len(backend.requests[-1].ids) + 400 <= 2200
         assert str(document.text).strip() in backend.prompts[-1]
         assert f"- F: value {number - 1} of a field" in backend.prompts[-1]
 
