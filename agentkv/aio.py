@@ -26,15 +26,18 @@ async def _events(backend: Backend, request: Request) -> AsyncIterator[Event]:
     thread = ThreadPoolExecutor(1, thread_name_prefix="agentkv-stream")
     events = backend.stream(request)
     try:
-        while (event := await loop.run_in_executor(thread, _next, events)) is not None:
-            yield event
+        while True:
+            following: Event | None = await loop.run_in_executor(thread, _next, events)
+            if following is None:
+                break
+            yield following
     finally:
         # The thread may be in the middle of a step: closing waits its turn there and blocks nobody here.
         thread.submit(_close, events)
         thread.shutdown(wait=False)
 
 
-def _next(events: Iterator[Event]) -> Event | None:
+def _next(events: Iterator[Event]) -> Any:
     return next(events, None)
 
 
@@ -47,9 +50,9 @@ def _close(events: Iterator[Event]) -> None:
 class AsyncStream:
     """An answer while it is made: ``async for`` gives deltas, then read `reply`.
 
-    The call begins when it is first iterated or entered, so that fields can be awaited. `aclose`, cancellation or
-    an error discards the turn; `keep` records what has come. Leaving the iteration early needs one of the two:
-    use ``async with``.
+    The call begins when it is first iterated or entered, so that fields can be awaited. `aclose`,
+    cancellation or an error discards the turn; `keep` records what has come. Leaving the iteration early
+    needs one of the two: use ``async with``.
     """
 
     def __init__(self, conversation: Conversation, inputs: list[Input], sampling: dict[str, Any]) -> None:

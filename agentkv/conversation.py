@@ -109,13 +109,13 @@ class Conversation:
         able = self.backend.capabilities
         if able.context_window <= self.options.sampling.max_tokens:
             raise CapabilityError(
-                f"backend {able.name!r} has a context window of {able.context_window} tokens, but answers may "
-                f"take {self.options.sampling.max_tokens}: lower max_tokens"
+                f"backend {able.name!r} has a context window of {able.context_window} tokens, but answers "
+                f"may take {self.options.sampling.max_tokens}: lower max_tokens"
             )
         if not able.salts and self.options.tenant != "default":
             raise CapabilityError(
-                f"backend {able.name!r} does not keep salts apart, so tenant {self.options.tenant!r} could read "
-                "from another tenant's cache by its timing: use a backend that salts"
+                f"backend {able.name!r} does not keep salts apart, so tenant {self.options.tenant!r} could "
+                "read from another tenant's cache by its timing: use a backend that salts"
             )
         self.prompt.check()
         if self._traits is not None:
@@ -352,7 +352,8 @@ class Exchange:
         if self.reply is None:
             name = self._conversation.backend.capabilities.name
             raise BackendError(
-                f"backend {name!r} ended a call without a completion, or its stream was closed; nothing was recorded"
+                f"backend {name!r} ended a call without a completion, or its stream was closed; "
+                "nothing was recorded"
             )
         return self.reply
 

@@ -82,7 +82,7 @@ def render_ids(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> Toke
 
 
 def render_told(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> TokenIds:
-    """Encode an epoch that ends with an answer: its last prompt as it was rendered, and the answer behind it."""
+    """Encode an epoch that ends with an answer: its last prompt as it was rendered, then the answer."""
     *told, last = entries
     if not isinstance(last, Generated):
         raise LedgerError("the last entry is not an answer")
@@ -165,7 +165,7 @@ def wire(group: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMes
             case Message():
                 content = "\n\n".join([*held, entry.content])
                 held = []
-                message = {"role": entry.role, "content": content}
+                message: dict[str, Any] = {"role": entry.role, "content": content}
                 if entry.call_id is not None:
                     message["tool_call_id"] = entry.call_id
                     message["name"] = entry.name

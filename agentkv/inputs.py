@@ -44,11 +44,11 @@ def check_inputs(inputs: Iterable[Input], state: LedgerState) -> Sequence[Input]
         if not isinstance(item, UserMessage | ToolResult):
             raise InputError(f"{item!r} is not an input; give UserMessage(text) or ToolResult(call_id, text)")
         if not isinstance(item.content, str):
-            raise InputError(f"{type(item).__name__}: content is a {type(item.content).__name__}; give a str")
+            raise InputError(f"{type(item).__name__}: content is {type(item.content).__name__}, not a str")
         if not is_unicode(item.content):
             raise InputError(
-                f"{type(item).__name__}: content holds a lone surrogate, which cannot be sent as UTF-8; decode "
-                'the bytes it came from with errors="replace"'
+                f"{type(item).__name__}: content holds a lone surrogate, which cannot be sent as UTF-8; "
+                'decode the bytes it came from with errors="replace"'
             )
     if not given:
         raise InputError("nothing to send: give a UserMessage or the ToolResult of each open call")

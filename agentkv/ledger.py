@@ -205,9 +205,10 @@ class Ledger:
         return loaded
 
     def redact(self, *secrets: str) -> Ledger:
-        """Return a copy in which each of `secrets` reads ``[redacted]``; answers that held one lose their ids.
+        """Return a copy in which each of `secrets` reads ``[redacted]``.
 
-        The copy's own ids are unknown: the next turn has to open a new epoch.
+        Answers that held one lose their ids. The copy's own ids are unknown: the next turn opens a new
+        epoch.
         """
         return Ledger().append(redacted(self, secrets), ids=None, computed=0)
 

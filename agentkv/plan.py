@@ -203,32 +203,11 @@ def _restated(
 
 
 _COMMON = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "at",
-        "by",
-        "for",
-        "from",
-        "in",
-        "is",
-        "it",
-        "its",
-        "my",
-        "of",
-        "on",
-        "or",
-        "our",
-        "the",
-        "their",
-        "this",
-        "to",
-        "was",
-        "with",
-        "your",
-    ]
-)
+    (
+        "a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "its", "my", "of", "on", "or", "our",
+        "the", "their", "this", "to", "was", "with", "your",
+    )
+)  # fmt: skip
 
 
 def _names(asked: frozenset[str], label: str) -> bool:

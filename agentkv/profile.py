@@ -37,8 +37,6 @@ class Wording(BaseModel):
     """For a field that was never told, is sensitive, or whose old value is not to be repeated."""
     gone: str = "the {label} no longer applies."
     voided: str = " What was concluded about the {labels} before no longer holds."
-    snapshot: str = "all current facts:"
-    """Begins a snapshot; the fields follow, one a line."""
     line: str = "{label}: {new}"
     """One field of a snapshot, or of an erratum that states many."""
 

@@ -31,7 +31,7 @@ def erased(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> list[LedgerEn
     Errata that state one of them keep nothing of their text: it may hold a part of a value.
     """
     given = list(entries)
-    made = []
+    made: list[LedgerEntry] = []
     for entry in redacted(given, told_texts(given, keys)):
         match entry:
             case Erratum() if any(statement.key in keys for statement in entry.statements):
@@ -71,8 +71,8 @@ def _tool_texts(digests: Mapping[str, str], keys: Sequence[str]) -> Iterator[str
 def redacted(entries: Iterable[LedgerEntry], secrets: Iterable[str]) -> list[LedgerEntry]:
     """Return copies of `entries` in which every secret reads ``[redacted]``.
 
-    What was said and shown is searched; names, keys, ids and digests are not. A secret is found as it is and as
-    it stands in a JSON string; one that begins or ends with a letter or digit is found as a whole word only.
+    What was said and shown is searched; names, keys, ids and digests are not. A secret is found as it is
+    and as it stands in a JSON string; one that begins or ends with a letter or digit as a whole word only.
     Answers that held one lose their ids.
     """
     wanted = {form for secret in secrets if secret.strip() for form in _forms(secret)} - {REDACTED}

@@ -42,13 +42,14 @@ class Reply:
 
 def make_reply(answer: Generated, report: TurnReport, finish_reason: FinishReason) -> Reply:
     """Return what the caller gets for a recorded answer."""
-    calls: list[ToolCall] = []
-    for call in answer.tool_calls:
-        if call.available and call.valid:
-            calls.append(ToolCall(call.id, call.name, json.loads(call.arguments), call.arguments))
+    calls = tuple(
+        ToolCall(call.id, call.name, json.loads(call.arguments), call.arguments)
+        for call in answer.tool_calls
+        if call.available and call.valid
+    )
     return Reply(
         text=answer.text,
-        tool_calls=tuple(calls),
+        tool_calls=calls,
         refused=refusals(answer),
         report=report,
         finish_reason=finish_reason,

@@ -6,6 +6,7 @@ A `Prompt` is a declaration of what is true now. It holds no conversation and ch
 from __future__ import annotations
 
 import hashlib
+import json
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, replace
@@ -311,7 +312,7 @@ class Prompt:
         SegmentError
             A part is not a segment, a key is used twice, or an inline field is not declared.
         """
-        prompt = cls(template_arguments=MappingProxyType(dict(template_arguments or {})))
+        prompt = cls(template_arguments=_plain(template_arguments or {}))
         texts: list[TextSegment] = []
         tools: list[ToolSpec] = []
         fields: dict[str, Field] = {}
@@ -329,8 +330,8 @@ class Prompt:
                         )
                     if part.label in labels:
                         raise FieldError(
-                            f"fields {labels[part.label]!r} and {part.key!r} are both labelled {part.label!r}: "
-                            "the model could not tell them apart; give one another label"
+                            f"fields {labels[part.label]!r} and {part.key!r} are both labelled "
+                            f"{part.label!r}: the model could not tell them apart; give one another label"
                         )
                     fields[part.key] = part
                     labels[part.label] = part.key
@@ -350,6 +351,16 @@ class Prompt:
             tools=tuple(sorted(tools, key=lambda spec: spec.name)),
             fields=MappingProxyType(fields),
         )
+
+    def with_template_arguments(self, arguments: Mapping[str, Any]) -> Prompt:
+        """Return a copy with some arguments of the chat template set.
+
+        Raises
+        ------
+        SegmentError
+            One is not a JSON value, so that no ledger could hold it.
+        """
+        return replace(self, template_arguments=_plain({**self.template_arguments, **arguments}))
 
     def check(self) -> None:
         """Raise `SegmentError` if a segment shows a field that is not declared."""
@@ -458,6 +469,16 @@ class Prompt:
                     f"{segment.key} {why} and stands before {static.key}: sessions cannot share what "
                     "follows it; put it last, or use Prompt.arranged()",
                 )
+
+
+def _plain(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return template arguments as they come back from a ledger."""
+    try:
+        return MappingProxyType({key: json.loads(json.dumps(value)) for key, value in arguments.items()})
+    except (TypeError, ValueError) as error:
+        raise SegmentError(
+            f"template arguments {', '.join(arguments)}: {error}; give JSON values, since a ledger holds them"
+        ) from error
 
 
 def _is_volatile(segment: TextSegment) -> bool:

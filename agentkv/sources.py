@@ -59,8 +59,8 @@ class FieldSources:
                 raise SegmentError(f"{part.__name__} is a class; give an instance of it")
             else:
                 raise SegmentError(
-                    f"{part!r} is not a segment; give Policy, Tools, Skill, Document, Field or an instance of "
-                    "a @mutable_fields class"
+                    f"{part!r} is not a segment; give Policy, Tools, Skill, Document, Field or an instance "
+                    "of a @mutable_fields class"
                 )
         return segments
 
@@ -120,9 +120,7 @@ class FieldSources:
         """
         texts: dict[str, str] = {}
         for prefix, obj in self._objects.items():
-            for key, text in read_fields(obj, prefix):
-                if key in prompt.fields:
-                    texts[key] = text
+            texts.update((key, text) for key, text in read_fields(obj, prefix) if key in prompt.fields)
         for key, pulled in self._pulled.items():
             if key not in prompt.fields:
                 continue

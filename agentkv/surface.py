@@ -199,8 +199,10 @@ class ContextSurface:
             self._conversation.change(prompt.with_part(part))
 
     def retrieve(self, documents: Iterable[Document]) -> None:
-        """Declare the documents of a retrieval: new ones are appended, the order changes nothing, and those
-        that were retrieved before and are not now stay unused without a word.
+        """Declare the documents of a retrieval.
+
+        New ones are appended and their order changes nothing; those that were retrieved before and are not
+        now stay unused without a word.
         """
         wanted = list(documents)
         prompt = self._conversation.prompt
@@ -225,11 +227,8 @@ class ContextSurface:
         self._conversation.remove(key, deletion)
 
     def set_template_arguments(self, **arguments: Any) -> None:
-        """Set arguments of the chat template, such as ``enable_thinking``; opens a new epoch if they differ."""
-        prompt = self._conversation.prompt
-        self._conversation.change(
-            replace(prompt, template_arguments={**prompt.template_arguments, **arguments})
-        )
+        """Set arguments of the chat template, such as ``enable_thinking``; other ones open a new epoch."""
+        self._conversation.change(self._conversation.prompt.with_template_arguments(arguments))
 
     def rebase(self, *, summary: str | None = None, keep_last: int | None = None) -> None:
         """Open a new epoch with the next turn: current values in the prompt, no errata.

@@ -173,8 +173,8 @@ class ScriptedBackend:
         length = len(request.ids)
         if length + request.options.max_tokens > self.capabilities.context_window:
             raise ContextWindowError(
-                f"{length} prompt tokens and {request.options.max_tokens} for the answer exceed the window of "
-                f"{self.capabilities.context_window}"
+                f"{length} prompt tokens and {request.options.max_tokens} for the answer exceed the window "
+                f"of {self.capabilities.context_window}"
             )
         with self._lock:
             self.requests.append(request)
@@ -213,6 +213,9 @@ class ScriptedBackend:
                 shown = whole
             if scripted.error is not None:
                 raise scripted.error
+            rest = self.tokenizer.decode(given)[len(shown) :]
+            if rest:
+                yield Delta(rest, ())
             done = True
         finally:
             if not done:

@@ -132,7 +132,8 @@ def as_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return (
         "## Tools\n"
         "These functions can be called:\n" + "\n".join(lines) + "\n"
-        'To call one, answer with <tool_call>{"name": "...", "arguments": {...}}</tool_call> and nothing after it.'
+        'To call one, answer with <tool_call>{"name": "...", "arguments": {...}}</tool_call> '
+        "and nothing after it."
     )
 
 
@@ -160,7 +161,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_calls(text: str) -> tuple[ParsedCall, ...]:
-    """Find the calls in an answer: ``<tool_call>`` blocks, else one bare JSON object with name and arguments."""
+    """Find the calls in an answer: ``<tool_call>`` blocks, else a bare object with name and arguments."""
     if _OPEN in text:
         return tuple(call for call, _, _ in _tagged(text) if call is not None)
     bare = text.strip()

@@ -189,8 +189,9 @@ def begin(
         pending = make(make.corrected((Rebase(RebaseReason.WINDOW),)))
     if len(pending.ids) + room > window:
         raise ContextWindowError(
-            f"the prompt has {len(pending.ids)} tokens and its answer needs {room} more, but the context window "
-            f"is {window}: shorten the history (rebase with a summary), remove segments or lower max_tokens"
+            f"the prompt has {len(pending.ids)} tokens and its answer needs {room} more, but the context "
+            f"window is {window}: shorten the history (rebase with a summary), remove segments or lower "
+            "max_tokens"
         )
     return pending
 
@@ -345,8 +346,8 @@ def finish(
     usage = completion.usage
     if usage.prompt_tokens < len(pending.ids):
         raise TruncationDetectedError(
-            f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut the "
-            "prompt; raise its context length or lower the prompt's size"
+            f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut "
+            "the prompt; raise its context length or lower the prompt's size"
         )
     answer = _generated(pending, completion, stopped=stopped)
     generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)

@@ -85,7 +85,7 @@ def snapshot_text(
     wording = profile.wording
     changes = tuple(changes)
     header = wording.header.format(revision=revision)
-    lines = [header + wording.snapshot]
+    lines = [header.rstrip()]
     for field in prompt.fields.values():
         if len(field.text) <= profile.max_statement_chars:
             lines.append(_line(field, wording))
@@ -137,7 +137,10 @@ def _hunk_sentence(label: str, told: str, now: str, wording: Wording, *, sensiti
     hunk = find_hunk(told, now)
     old = f"{len(hunk.old)} characters" if sensitive else _part(hunk.old, wording)
     new = _part(hunk.new, wording)
-    return f"in the {label}, from character {hunk.start} on, {old} is replaced by {new}. It now has {_measure(now)}."
+    return (
+        f"in the {label}, from character {hunk.start} on, {old} is replaced by {new}. "
+        f"It now has {_measure(now)}."
+    )
 
 
 def _part(text: str, wording: Wording) -> str:

@@ -96,7 +96,7 @@ async def test_stream_gives_deltas_and_then_the_reply() -> None:
         stream = ctx.stream("a")
         assert isinstance(stream, AsyncStream)
         assert not backend.requests
-        assert stream.reply is None
+        assert not stream.reply
         assert "".join([delta.text async for delta in stream]) == "Grüße"
         assert stream.reply is not None
         assert stream.reply.text == "Grüße"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from agentkv import (
     Tools,
     UserMessage,
 )
-from agentkv.backends.base import Capabilities, RawToolCall, Request
+from agentkv.backends.base import Capabilities, Completion, RawToolCall, Request
 from agentkv.entries import Generated, Message
 from agentkv.errors import (
     BackendError,
@@ -52,7 +54,7 @@ def test_pulled_field_is_read_each_turn() -> None:
             ctx.ask(text)
     assert "- Today: Monday (UTC)" in backend.prompts[0]
     assert [e.text for e in errata(ctx.ledger)] == [
-        "Update 1: the today is no longer Monday (UTC). The today is now Tuesday (UTC)."
+        "Update 1: the Today is no longer Monday (UTC). The Today is now Tuesday (UTC)."
     ]
 
 
@@ -60,13 +62,14 @@ def test_set_keeps_unit_and_granularity() -> None:
     """A field set by key is cut and labelled as it was declared."""
     backend = ScriptedBackend()
     with desk(
-        backend, Field("t", datetime(2026, 1, 1, 9, 5), unit="UTC", granularity=Granularity.HOUR)
+        backend,
+        Field("t", datetime(2026, 1, 1, 9, 5, tzinfo=UTC), unit="o'clock", granularity=Granularity.HOUR),
     ) as ctx:
         ctx.ask("a")
-        ctx.set("t", datetime(2026, 1, 1, 9, 50))
+        ctx.set("t", datetime(2026, 1, 1, 9, 50, tzinfo=UTC))
         assert ctx.ask("b").report.plan == ()
-        ctx.set("t", datetime(2026, 1, 1, 10, 1))
-        assert "2026-01-01 10:00 UTC" in ctx.ask("c").report.erratum
+        ctx.set("t", datetime(2026, 1, 1, 10, 1, tzinfo=UTC))
+        assert "2026-01-01 10:00+00:00 o'clock" in ctx.ask("c").report.erratum
 
 
 def test_value_that_cannot_be_shown_is_refused_and_the_old_one_stays() -> None:
@@ -90,7 +93,7 @@ def test_second_object_needs_its_own_key() -> None:
         ctx.add(Skill("s", Inline("Watch {order:7731.status}.")))
         ctx.ask("a")
         ctx.unbind("order:7731", Deletion.SOFT)
-        with pytest.raises(SegmentError, match="order:7731.status"):
+        with pytest.raises(SegmentError, match=r"order:7731\.status"):
             ctx.ask("b")
         ctx.remove("skill:s")
         assert "no longer applies" in ctx.ask("b").report.erratum
@@ -101,7 +104,7 @@ def test_second_object_needs_its_own_key() -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_failed_call_commits_nothing_and_its_retry_says_the_same(after: int) -> None:
-    """Before the first token or amid the answer: the retry sends the same bytes with the same revision, once."""
+    """Before the first token or amid the answer: the retry sends the same bytes, with the same revision."""
     failing = Scripted("Hello", error=BackendTimeoutError("too slow"), fail_after=after)
     backend, order = ScriptedBackend(["OK", failing, "Fine"]), Order()
     with desk(backend, order) as ctx:
@@ -231,9 +234,10 @@ def test_second_call_while_one_runs_is_refused() -> None:
 def test_context_is_usable_after_each_kind_of_error() -> None:
     """A refused input, option or value frees the context."""
     with desk(ScriptedBackend(), Tools([lookup])) as ctx:
-        for bad in ([ToolResult("x", "y")], [], [3], [UserMessage(3)], [UserMessage("\ud800")]):  # type: ignore[arg-type]
+        wrong: list[list[Any]] = [[ToolResult("x", "y")], [], [3], [UserMessage(3)], [UserMessage("\ud800")]]  # type: ignore[arg-type]
+        for bad in wrong:
             with pytest.raises(InputError):
-                ctx.send(*bad)  # type: ignore[arg-type]
+                ctx.send(*bad)
         with pytest.raises(ConfigurationError, match="max_tokens"):
             ctx.ask("a", max_token=3)
         assert ctx.ask("a").text == "OK."
@@ -357,11 +361,9 @@ def test_calls_that_the_server_parsed_are_checked_too() -> None:
 
     class Parsing(ScriptedBackend):
         def stream(self, request: Request):  # type: ignore[no-untyped-def]
-            from dataclasses import replace
-
             calls = (RawToolCall("a", "lookup", '{"number": '), RawToolCall("b", "lookup", '{"number": "7"}'))
             for event in super().stream(request):
-                yield replace(event, tool_calls=calls) if hasattr(event, "usage") else event
+                yield replace(event, tool_calls=calls) if isinstance(event, Completion) else event
 
     with desk(Parsing(), Tools([lookup])) as ctx:
         reply = ctx.ask("Hi")

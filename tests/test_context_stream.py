@@ -25,7 +25,7 @@ def test_deltas_make_up_the_answer() -> None:
     """Iterated to its end, a stream gives the whole text and then the reply."""
     with desk(ScriptedBackend(["Grüße 👋"])) as ctx:
         stream = ctx.stream("a")
-        assert stream.reply is None
+        assert not stream.reply
         texts = [delta.text for delta in stream]
         assert "".join(texts) == "Grüße 👋"
         assert all(texts)
@@ -126,7 +126,8 @@ def test_half_a_tool_call_that_is_kept_is_text() -> None:
             next(stream)
         reply = stream.keep()
         assert reply.text.startswith("<tool_call>")
-        assert reply.tool_calls == reply.refused == ()
+        assert not reply.tool_calls
+        assert not reply.refused
         assert ctx.ask("b").text == "Fine."
     assert all(extends(backend))
 

@@ -10,6 +10,7 @@ from agentkv.backends.base import Completion, FinishReason, Usage
 from agentkv.costs import Costs
 from agentkv.diff import Change, Gone, compare
 from agentkv.inputs import UserMessage
+from agentkv.segments import Segment
 from agentkv.testing import ScriptedBackend
 from agentkv.turn import ModelTraits, begin, finish
 from tests.desk import Order, cancel, desk, errata, lookup, new_text
@@ -56,7 +57,7 @@ def test_order_of_declaration_is_no_difference() -> None:
 
 def test_gone_things_are_deleted_as_their_kind_is() -> None:
     """Documents fall silent, policies are withdrawn, everything else gets a tombstone."""
-    parts = [Policy("p"), Document("d", "x"), Skill("s", "y"), Field("f", 1), Tools([lookup])]
+    parts: list[Segment] = [Policy("p"), Document("d", "x"), Skill("s", "y"), Field("f", 1), Tools([lookup])]
     assert set(compare(Prompt.of([]), told(Prompt.of(parts))).gone) == {
         Gone("policy:policy", Deletion.WITHDRAWN),
         Gone("document:d", Deletion.DORMANT),
@@ -132,6 +133,6 @@ def test_an_object_that_changes_and_comes_back_between_turns_says_nothing() -> N
         order.status = "in transit"
         ctx.ask("four")
     assert [entry.text for entry in errata(ctx.ledger)] == [
-        "Update 1: the order status is no longer in transit. The order status is now lost.",
-        "Update 2: the order status is no longer lost. The order status is now in transit.",
+        "Update 1: the Order status is no longer in transit. The Order status is now lost.",
+        "Update 2: the Order status is no longer lost. The Order status is now in transit.",
     ]

@@ -9,10 +9,11 @@ import pytest
 
 from agentkv import AgentKVContext, Document, Policy, Skill, ToolResult, Tools
 from agentkv.encode import Encoding, choose_encoding, encode_ids, encode_messages, extend_ids, wire
-from agentkv.entries import Carrier, Erratum, Generated, Message, SegmentAdded
+from agentkv.entries import Carrier, Erratum, Generated, LedgerEntry, Message, SegmentAdded
 from agentkv.errors import LedgerError
 from agentkv.template import TemplateEncoder
 from agentkv.testing import ByteTokenizer, Scripted, ScriptedBackend
+from agentkv.tokens import TokenIds
 from tests import templates
 from tests.desk import KEY, Order, call, cancel, desk, epochs, errata, extends, lookup
 
@@ -37,7 +38,7 @@ def erratum(carrier: Carrier) -> Erratum:
 )
 def test_carrier_says_role_and_place(carrier: Carrier, first: bool, expected: list[tuple[str, str]]) -> None:
     """An erratum beside a user message stands where its carrier says."""
-    entries = [erratum(carrier), USER] if first else [USER, erratum(carrier)]
+    entries: list[LedgerEntry] = [erratum(carrier), USER] if first else [USER, erratum(carrier)]
     assert [(m["role"], m["content"]) for m in wire(entries, ENCODER)] == expected
 
 
@@ -61,7 +62,7 @@ def test_epoch_begins_with_its_prefix() -> None:
     """Entries without a `Frozen` cannot be encoded."""
     for encode in (encode_ids, encode_messages):
         with pytest.raises(LedgerError, match="begins with a Frozen"):
-            encode([USER], ENCODER)  # type: ignore[operator]
+            encode([USER], ENCODER)
 
 
 def test_encoding_from_the_beginning_equals_extending() -> None:
@@ -95,12 +96,8 @@ def test_messages_are_in_openais_form() -> None:
 
 def test_answer_of_unknown_ids_is_encoded_from_its_text() -> None:
     """And no control token can come from it."""
-    ids = encode_ids([], ENCODER) if False else None
-    assert ids is None
     answer = Generated(text="a<|end|>", ids=None)
     start = ENCODER.opening([{"role": "user", "content": "Hi"}])
-    from agentkv.tokens import TokenIds
-
     grown = extend_ids(TokenIds(start), answer, [USER], ENCODER).tolist()
     assert grown.count(257) == start.count(257) + 2
 

@@ -98,7 +98,7 @@ def test_stored_pieces_make_up_the_ledger() -> None:
         '{"format": "agentkv-ledger", "version": 1}',
         '{"format": "agentkv-ledger", "version": 1, "computed": 0, "check": 3, "entries": []}',
         '{"format": "agentkv-ledger", "version": 1, "computed": "x", "check": null, "entries": []}',
-        '{"format": "agentkv-ledger", "version": 1, "computed": 0, "check": null, "entries": [{"kind": "odd"}]}',
+        '{"format": "agentkv-ledger", "version": 1, "computed": 0, "check": null, "entries": [{"kind":"x"}]}',
         '{"format": "agentkv-ledger", "version": 1, "computed": 0, "check": null, "entries": {"a": 1}}',
         "[" * 100_000,
     ],
@@ -189,9 +189,9 @@ def test_ledger_that_renders_other_ids_is_refused() -> None:
     backend, ctx = talk()
     changed = ctx.ledger.to_json().replace("in Rome", "in Bern")
     sent = len(backend.requests)
-    with AgentKVContext.resume(backend, changed, [Policy("Be brief."), Tools([lookup]), Order()]) as resumed:
-        with pytest.raises(LedgerMismatchError, match="tokenizer and chat template"):
-            resumed.ask("Hi")
+    resumed = AgentKVContext.resume(backend, changed, [Policy("Be brief."), Tools([lookup]), Order()])
+    with resumed, pytest.raises(LedgerMismatchError, match="tokenizer and chat template"):
+        resumed.ask("Hi")
     assert len(backend.requests) == sent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from agentkv import (
 )
 from agentkv.costs import Costs
 from agentkv.entries import RebaseReason
-from agentkv.errors import ConfigurationError, ContextWindowError
+from agentkv.errors import ConfigurationError, ContextWindowError, SegmentError
 from agentkv.plan import AppendErratum, AppendSegment, Rebase, describe
 from agentkv.testing import ByteTokenizer, Scripted, ScriptedBackend
 from tests.desk import Order, cancel, desk, epochs, errata, extends, lookup, new_text, reason
@@ -157,11 +158,12 @@ def test_prompt_that_never_fits_is_refused_and_nothing_changes() -> None:
 
 def test_changed_policy_opens_an_epoch() -> None:
     """A new, changed or withdrawn policy is written into the prompt at once."""
-    for change in (
+    changes: list[Callable[[AgentKVContext], None]] = [
         lambda ctx: ctx.add(Policy("New.", name="second")),
         lambda ctx: ctx.add(Policy("Be long.")),
         lambda ctx: ctx.remove("policy:policy"),
-    ):
+    ]
+    for change in changes:
         backend = ScriptedBackend()
         with desk(backend, Skill("s", "t")) as ctx:
             ctx.ask("Hi")
@@ -187,6 +189,18 @@ def test_template_arguments_open_an_epoch() -> None:
         ctx.set_template_arguments(enable_thinking=False)
         assert reason(ctx.ask("Hm")) is RebaseReason.MODEL
         assert reason(ctx.ask("Hm")) is None
+
+
+def test_template_arguments_survive_a_ledger() -> None:
+    """A tuple that comes back as a list is no change; what JSON cannot hold is refused."""
+    backend = ScriptedBackend()
+    with desk(backend, template_arguments={"sizes": (1, 2)}) as ctx:
+        ctx.ask("Hi")
+        with pytest.raises(SegmentError, match="give JSON values"):
+            ctx.set_template_arguments(clock=print)
+    options = {"template_arguments": {"sizes": (1, 2)}}
+    with AgentKVContext.resume(backend, ctx.ledger.to_json(), [Policy("Be brief.")], **options) as resumed:
+        assert resumed.ask("Hm").report.plan == ()
 
 
 def test_another_tokenizer_opens_an_epoch_by_text() -> None:

@@ -45,15 +45,13 @@ def test_prefix_is_written_in_order() -> None:
             Field("eta", None, label="ETA"),
         ]
     )
-    assert frozen(prompt).system == "\n\n".join(
-        [
-            GENERIC.wording.announcement,
-            "You serve Ada.",
-            "## Skill: returns\nThirty days.",
-            "<document name='faq'>\nNo refunds.\n</document>",
-            "## Current facts\n- ETA: none",
-        ]
-    )
+    assert frozen(prompt).system.split("\n\n") == [
+        GENERIC.wording.announcement,
+        "You serve Ada.",
+        "## Skill: returns\nThirty days.",
+        "<document name='faq'>\nNo refunds.\n</document>",
+        "## Current facts\n- ETA: none",
+    ]
 
 
 def test_only_the_mode_on_announces() -> None:

@@ -76,7 +76,7 @@ def test_evicted_prefix_is_lost() -> None:
     assert ctx.report.mispredicted == 1
 
 
-def test_prefix_of_another_conversation_is_shared_within_a_tenant_only() -> None:
+def test_prefix_is_shared_within_a_tenant_only() -> None:
     """A second context of the tenant finds the first one's prefix; another tenant's does not."""
     backend = ScriptedBackend()
     with desk(backend) as ctx:
@@ -99,7 +99,7 @@ def test_server_that_does_not_count_is_named() -> None:
 
 
 def test_prediction_follows_the_rule_of_paged_caches() -> None:
-    """Whole blocks of what is common, computed and not the last token: 200 + 56 tokens give 224 at block 32."""
+    """Whole blocks of what is common, computed and not the last token."""
     assert predict_cached(256, 255, 300, 32) == 224
     assert predict_cached(256, 256, 257, 32) == 256
     assert predict_cached(256, 256, 256, 32) == 224

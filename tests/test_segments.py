@@ -62,7 +62,12 @@ def test_field_makes_a_label_from_its_key() -> None:
 def test_told_copy_keeps_everything_but_the_text() -> None:
     """`told` replaces the canonical text and nothing else."""
     field = Field(
-        "t", dt.datetime(2026, 1, 2, 3, 4), label="T", unit="h", granularity=Granularity.DAY, sensitive=True
+        "t",
+        dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC),
+        label="T",
+        unit="h",
+        granularity=Granularity.DAY,
+        sensitive=True,
     )
     copy = field.told("x")
     assert copy.text == "x"

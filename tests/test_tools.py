@@ -130,7 +130,7 @@ def test_arguments_are_kept_byte_for_byte(arguments: str, form: str) -> None:
     "arguments", ['{"a": }', "[1]", '"text"', '{"a": NaN}', "{'a': 1}", '{"a"', "[" * 100_000]
 )
 def test_malformed_arguments_have_a_stable_form(arguments: str) -> None:
-    """Arguments that are no JSON object are invalid, and stored as one JSON object that holds their text."""
+    """Arguments that are no JSON object are invalid, and stored as an object that holds their text."""
     (call,) = parse_calls(f'<tool_call>{{"name": "f", "arguments": {arguments}</tool_call>')
     assert not call.valid
     stable = stable_arguments(call)
@@ -139,7 +139,7 @@ def test_malformed_arguments_have_a_stable_form(arguments: str) -> None:
 
 def test_several_calls_are_read_in_order() -> None:
     """Each block gives a call; text around them does not matter."""
-    text = 'a<tool_call>{"name":"f","arguments":{}}</tool_call>b<tool_call>{"name":"g","arguments":{}}</tool_call>'
+    text = 'a<tool_call>{"name":"f","arguments":{}}</tool_call>b<tool_call>{"name":"g","parameters":{}}'
     assert [call.name for call in parse_calls(text)] == ["f", "g"]
     assert without_calls(text) == "ab"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -135,7 +136,7 @@ def test_header_without_a_word_or_a_number_is_refused(header: str) -> None:
 
 @pytest.mark.parametrize("forged", FORGED)
 def test_no_data_can_begin_a_line_like_an_erratum(forged: str) -> None:
-    """Field values, documents, tool results, user messages and values in text: only real errata have the form."""
+    """Values, documents, tool results, messages and values in text: only real errata have the form."""
     backend = ScriptedBackend([call(), "OK"])
     hostile = f"x\n{forged}"
     parts = [
@@ -199,7 +200,7 @@ def test_quoting_again_is_stable_over_rebases() -> None:
     assert "> > Update" not in backend.prompts[-1]
 
 
-def text_of(*parts: Field, then: dict[str, object], profile: Profile | None = None) -> str:
+def text_of(*parts: Field, then: Mapping[str, object], profile: Profile | None = None) -> str:
     """Return the erratum that some new values give."""
     backend = ScriptedBackend()
     with desk(backend, *parts, profile=profile or Profile()) as ctx:
@@ -213,7 +214,7 @@ def text_of(*parts: Field, then: dict[str, object], profile: Profile | None = No
 def test_change_names_old_and_new_value() -> None:
     """The measured wording: no longer the old value, now the new one."""
     text = text_of(Field("status", "a", label="Status"), then={"status": "b"})
-    assert text == "Update 1: the status is no longer a. The status is now b."
+    assert text == "Update 1: the Status is no longer a. The Status is now b."
 
 
 def test_sensitive_change_never_repeats_the_old_value() -> None:
@@ -247,7 +248,7 @@ def test_dependents_are_named() -> None:
         Field("eta", 3, label="ETA", depends_on=("status",)),
         then={"status": "b"},
     )
-    assert text.endswith(" What was concluded about the return fee and the ETA before no longer holds.")
+    assert text.endswith(" What was concluded about the Return fee and the ETA before no longer holds.")
 
 
 @pytest.mark.parametrize("profile", [Profile(), Profile(snapshot_every=1)], ids=["list", "snapshot"])
@@ -256,8 +257,8 @@ def test_dependents_are_named_in_lists_too(profile: Profile) -> None:
     fields = [Field(f"f{n}", "old value", label=f"Field {n}") for n in range(8)]
     fee = Field("fee", 3, label="Return fee", depends_on=("f0", "f1"))
     text = text_of(*fields, fee, then={f"f{n}": "new value" for n in range(8)}, profile=profile)
-    assert text.count("- Field") == 8
-    assert text.count("What was concluded about the return fee before no longer holds.") == 1
+    assert text.count("\nField ") == 8
+    assert text.count("What was concluded about the Return fee before no longer holds.") == 1
 
 
 def test_many_changes_are_a_list_never_longer_than_the_state() -> None:
@@ -265,7 +266,7 @@ def test_many_changes_are_a_list_never_longer_than_the_state() -> None:
     fields = [Field(f"f{n}", f"old value {n}", label=f"Field {n}") for n in range(10)]
     for changed in range(2, 11):
         text = text_of(*fields, then={f"f{n}": f"new value {n}" for n in range(changed)})
-        state = "\n".join(f"- Field {n}: new value {n}" for n in range(10))
+        state = "\n".join(f"Field {n}: new value {n}" for n in range(10))
         assert len(text) <= len("Update 1:\n") + len(state)
         for n in range(changed):
             assert f"new value {n}" in text
@@ -280,7 +281,7 @@ def test_long_value_is_told_by_what_changed_in_it() -> None:
     )
     digest = hashlib.sha256(new.encode()).hexdigest()[:16]
     assert text == (
-        'Update 1: in the note, from character 500 on, "old " is replaced by "new\\n". '
+        'Update 1: in the Note, from character 500 on, "old " is replaced by "new\\n". '
         f"It now has 1008 characters, SHA-256 {digest}."
     )
 
@@ -303,9 +304,9 @@ def test_snapshot_tells_the_change_in_a_long_value() -> None:
         then={"note": "a" * 200 + "b"},
         profile=Profile(max_statement_chars=80, snapshot_every=1),
     )
-    assert text.splitlines()[0] == "Update 1: all current facts:"
-    assert "- X: 1" in text
-    assert "\nUpdate 1: in the note, from character 200 on, nothing is replaced by b." in text
+    assert text.startswith("Update 1:")
+    assert "\nX: 1\n" in text
+    assert "\nUpdate 1: in the Note, from character 200 on, nothing is replaced by b." in text
 
 
 def test_snapshot_states_fields_and_what_is_gone() -> None:
@@ -319,10 +320,11 @@ def test_snapshot_states_fields_and_what_is_gone() -> None:
             ctx.set("a", n)
             ctx.ask("x")
     assert [entry.snapshot for entry in errata(ctx.ledger)] == [False, False, True, False, False, True]
-    assert errata(ctx.ledger)[2].text.splitlines() == [
-        "Update 3: all current facts:",
-        "- A: 3",
-        "- B: 1",
+    first, *lines = errata(ctx.ledger)[2].text.splitlines()
+    assert first.startswith("Update 3:")
+    assert lines == [
+        "A: 3",
+        "B: 1",
         "Update 3: the c no longer applies.",
     ]
 
@@ -349,8 +351,8 @@ def restated(profile: Profile, asked: str) -> list[str]:
 @pytest.mark.parametrize(
     ("restate", "asked", "again"),
     [
-        (Restate.NEVER, "What is the STATUS?", False),
-        (Restate.TOUCHED, "What is the STATUS?", True),
+        (Restate.NEVER, "What is the STATUS of the order?", False),
+        (Restate.TOUCHED, "What is the STATUS of the order?", True),
         (Restate.TOUCHED, "What is the weather?", False),
         (Restate.ALWAYS, "What is the weather?", True),
     ],
@@ -358,4 +360,4 @@ def restated(profile: Profile, asked: str) -> list[str]:
 def test_standing_errata_are_restated_as_the_profile_says(restate: Restate, asked: str, again: bool) -> None:
     """Never, when the user's words touch the label, or always; without the old value."""
     texts = restated(Profile(restate=restate), asked)
-    assert texts[1:] == (["Update 2: the order status is now b."] if again else [])
+    assert texts[1:] == (["Update 2: the Order status is now b."] if again else [])

@@ -31,11 +31,7 @@ def conversation(name: str) -> tuple[ScriptedBackend, AgentKVContext]:
     return backend, context
 
 
-# One format allows call ids of nine characters only.
-WITH_CALLS = [name for name in FAMILIES if name != "mistral"]
-
-
-@pytest.mark.parametrize("name", WITH_CALLS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_stored_record_reproduces_every_prompt_that_was_sent(name: str) -> None:
     """Each prompt of the conversation is made again, id for id, from the loaded record alone (K14)."""
     backend, context = conversation(name)
@@ -49,7 +45,7 @@ def test_the_stored_record_reproduces_every_prompt_that_was_sent(name: str) -> N
         assert made(before.epoch_entries(), encoder) == request.ids
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_resumed_conversation_goes_on_where_it_was(name: str) -> None:
     """Its next prompt is the one that the first would have sent, and it says nothing twice (K14)."""
     backend, context = conversation(name)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hypothesis import strategies as st
 
-from agentkv import Document, Field, Inline, Policy, Profile, Prompt, Restate, Skill, Tools
+from agentkv import Deletion, Document, Field, Inline, Policy, Profile, Prompt, Restate, Skill, Tools
 from agentkv.entries import Carrier
 from agentkv.template import TemplateEncoder
 from agentkv.testing import ByteTokenizer, Scripted
 from agentkv.tokenizer import ChatTokenizer
 from tests.templates import BROKEN, FAMILIES, load
+
+Event: TypeAlias = tuple[str, dict[str, Any]]
+"""Something that happens between turns."""
 
 BYTES: Final = "bytes"
 """The name of `ByteTokenizer` among the families."""
@@ -241,6 +244,28 @@ def _call_text(tool: str, arguments: dict[str, str], form: str) -> str:
 def _tagged(name: str, start: str, body: str, end: str) -> Sequence[int]:
     tokenizer = tokenizer_of(name)
     return [*tokenizer.encode(start), *encoder_of(name).assistant(body), *tokenizer.encode(end)]
+
+
+@cache
+def events(name: str) -> st.SearchStrategy[list[Event]]:
+    """What happens between two turns: names of the machine's methods with their arguments."""
+    keys, number = st.sampled_from(sorted(FIELDS)), st.integers(0, 9)
+    deletions = st.sampled_from([None, None, None, Deletion.SOFT, *Deletion])
+    set_it = _event("set_or_add_a_field", key=keys, value=values(name))
+    back = _event("set_a_field_back", key=keys)
+    removed = _event("remove_a_part", number=number, deletion=deletions)
+    retrieved = _event("retrieve", documents=documents(name))
+    added = _event("add_a_part", part=skills(name) | tools(name))
+    rare = st.one_of(
+        _event("ask_for_a_rebase", keep=st.sampled_from([None, 0, 1, 2]), summary=texts(name)),
+        _event("change_the_policy", text=texts(name)),
+    )
+    often = st.one_of(set_it, back, retrieved, added, removed)
+    return st.lists(st.integers(0, 11).flatmap(lambda one: rare if one == 11 else often), max_size=4)
+
+
+def _event(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Event]:
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
 def parts_of(prompt: Prompt) -> list[Any]:

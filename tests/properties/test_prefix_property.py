@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -123,9 +122,17 @@ def check_errata(turn: Turn) -> None:
             else:
                 assert fields - wrong == asked, "it repeats what is known"
                 assert fields >= wrong, "it leaves out what is wrong"
-            forms = (entry.text, json.dumps(entry.text, ensure_ascii=False)[1:-1], json.dumps(entry.text)[1:-1])
-            assert any(form in shown for form in forms), "it was not sent"
+            assert any(form in shown for form in _forms(turn, entry.text)), "it was not sent"
         ledger = ledger.append([entry], ids=None, computed=0)
+
+
+def _forms(turn: Turn, text: str) -> Iterator[str]:
+    """Yield a text as templates write it: as it is, or as JSON."""
+    for form in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]):
+        yield form
+        if choose_encoding(make.encoder_of(turn.name)) is Encoding.MESSAGES:
+            # Rendered as a whole, control tokens in data have their power.
+            yield make.tokenizer_of(turn.name).decode(make.tokenizer_of(turn.name).encode(form)).strip()
 
 
 def check_structure(turn: Turn) -> None:
@@ -208,56 +215,37 @@ class Conversations(RuleBasedStateMachine):
     def context(self) -> AgentKVContext:
         return self.talk.context
 
-    # What changes between turns.
+    # What changes between turns; see `make.events`.
 
-    @rule(key=st.sampled_from(sorted(make.FIELDS)), value=st.runner().flatmap(lambda m: make.values(m.name)))
     def set_or_add_a_field(self, key: str, value: Any) -> None:
         if key in self.context.prompt.fields:
             self.context.set(key, value)
         else:
             self.context.add(Field(key, value, label=make.FIELDS[key]))
 
-    @rule(key=st.sampled_from(sorted(make.FIELDS)))
     def set_a_field_back(self, key: str) -> None:
         frozen = self.context.ledger.state.frozen
         if key in self.context.prompt.fields and frozen is not None and key in frozen.fields:
             self.context.set(key, frozen.fields[key])
 
-    @rule(key=st.sampled_from(make.LOOSE), deletion=st.sampled_from([None, None, *Deletion]))
-    def remove_a_field(self, key: str, deletion: Deletion | None) -> None:
-        if key in self.context.prompt.fields:
-            self.context.remove(key, deletion)
-            self.alone = self.alone and deletion is not Deletion.HARD
-
-    @rule()
-    def erase_a_secret(self) -> None:
-        self.made += 1
-        secret = f"zebra{self.made:04}"
-        if not self.context.ledger.state.open_calls:
-            self.context.add(Field(f"secret.{self.made}", secret))
-            self.turn(["Hm."], Scripted("Well."))
-            self.context.remove(f"secret.{self.made}", Deletion.HARD)
-            self.talk.secrets.add(secret)
-            self.alone = False
-
-    @rule(documents=st.runner().flatmap(lambda m: make.documents(m.name)))
-    def retrieve(self, documents: list[Any]) -> None:
-        self.context.retrieve(documents)
-
-    @rule(part=st.runner().flatmap(lambda m: st.one_of(make.skills(m.name), make.tools(m.name))))
-    def add_a_skill_or_a_tool(self, part: Any) -> None:
-        self.context.add(part)
-
-    @rule(number=st.integers(0, 9), deletion=st.sampled_from([None, None, None, *Deletion]))
-    def remove_a_skill_or_a_tool(self, number: int, deletion: Deletion | None) -> None:
+    def remove_a_part(self, number: int, deletion: Deletion | None) -> None:
         prompt = self.context.prompt
-        keys = [s.key for s in prompt.segments if not isinstance(s, Policy)]
+        keys = [key for key in prompt.fields if key not in make.INLINE]
+        keys += [segment.key for segment in prompt.segments if not isinstance(segment, Policy)]
         keys += [f"tool:{tool.name}" for tool in prompt.tools]
         if keys:
             self.context.remove(keys[number % len(keys)], deletion)
             self.alone = self.alone and deletion is not Deletion.HARD
 
-    @rule(keep=st.sampled_from([None, 0, 1, 2]), summary=st.runner().flatmap(lambda m: make.texts(m.name)))
+    def retrieve(self, documents: list[Any]) -> None:
+        self.context.retrieve(documents)
+
+    def add_a_part(self, part: Any) -> None:
+        self.context.add(part)
+
+    def change_the_policy(self, text: str) -> None:
+        self.context.add(Policy(f"Be fair. {text}"))
+
     def ask_for_a_rebase(self, keep: int | None, summary: str) -> None:
         if keep == 0 and self.context.ledger.state.open_calls:
             keep = 1
@@ -266,55 +254,69 @@ class Conversations(RuleBasedStateMachine):
 
     # What becomes of a conversation.
 
-    @precondition(lambda self: len(self.talks) < 3)
-    @rule()
-    def fork(self) -> None:
-        child = self.context.fork()
-        self.talks.append(Talk(child.__enter__(), self.talk.sent, set(self.talk.secrets)))
+    @rule(what=st.sampled_from(["fork", "another", "resume", "resume", "erase"]))
+    def go_on(self, what: str) -> None:
+        match what:
+            case "fork" if len(self.talks) < 3:
+                child = self.context.fork()
+                self.talks.append(Talk(child.__enter__(), self.talk.sent, set(self.talk.secrets)))
+                self.alone = False
+            case "another":
+                self.talks.insert(0, self.talks.pop())
+            case "resume":
+                parts = make.parts_of(self.context.prompt)
+                saved = self.context.ledger.to_json()
+                self.context.__exit__(None, None, None)
+                resumed = AgentKVContext.resume(self.backend, saved, parts, **self.options)
+                self.talk.context = resumed.__enter__()
+            case "erase" if not self.context.ledger.state.open_calls:
+                self.erase_a_secret()
+            case _:
+                pass
+
+    def erase_a_secret(self) -> None:
+        self.made += 1
+        secret = f"zebra{self.made:04}"
+        self.context.add(Field(f"secret.{self.made}", secret))
+        self.turn(["Hm."], Scripted("Well."))
+        self.context.remove(f"secret.{self.made}", Deletion.HARD)
+        self.talk.secrets.add(secret)
         self.alone = False
-
-    @precondition(lambda self: len(self.talks) > 1)
-    @rule()
-    def go_on_with_another(self) -> None:
-        self.talks.insert(0, self.talks.pop())
-
-    @rule()
-    def resume(self) -> None:
-        talk = self.talk
-        parts = make.parts_of(talk.context.prompt)
-        talk.context.__exit__(None, None, None)
-        resumed = AgentKVContext.resume(self.backend, talk.context.ledger.to_json(), parts, **self.options)
-        talk.context = resumed.__enter__()
-        # The salt's key is the process's, so the cache is still there.
 
     # Turns.
 
     @rule(
+        events=st.runner().flatmap(lambda m: make.events(m.name)),
         text=st.runner().flatmap(lambda m: make.texts(m.name)),
         results=st.runner().flatmap(lambda m: st.lists(make.texts(m.name), min_size=3, max_size=3)),
         answer=st.runner().flatmap(lambda m: make.answers(m.name)),
         user_too=st.booleans(),
     )
-    def say(self, text: str, results: list[str], answer: Scripted, user_too: bool) -> None:
+    def say(self, events: list[make.Event], text: str, results: list[str], answer: Scripted, user_too: bool) -> None:
+        self.apply(events)
         self.turn(self.inputs(text, results, user_too), answer)
 
     @rule(
+        events=st.runner().flatmap(lambda m: make.events(m.name)),
         answer=st.runner().flatmap(lambda m: make.calls(m.name)),
         results=st.runner().flatmap(lambda m: st.lists(make.texts(m.name), min_size=3, max_size=3)),
         after=st.runner().flatmap(lambda m: make.answers(m.name)),
         user_too=st.booleans(),
     )
-    def call_tools(self, answer: Scripted, results: list[str], after: Scripted, user_too: bool) -> None:
+    def call_tools(self, events: list[make.Event], answer: Scripted, results: list[str], after: Scripted, user_too: bool) -> None:
+        self.apply(events)
         self.turn(self.inputs("Do it.", results, user_too), answer)
         self.turn(self.inputs("And?", results, user_too), after)
 
     @rule(
+        events=st.runner().flatmap(lambda m: make.events(m.name)),
         answer=st.runner().flatmap(lambda m: make.answers(m.name)),
         count=st.integers(0, 6),
         keep=st.booleans(),
         value=st.runner().flatmap(lambda m: make.values(m.name)),
     )
-    def stop_a_stream(self, answer: Scripted, count: int, keep: bool, value: Any) -> None:
+    def stop_a_stream(self, events: list[make.Event], answer: Scripted, count: int, keep: bool, value: Any) -> None:
+        self.apply(events)
         before, truth, self.script = self.context.ledger, self.context.prompt, answer
         with self.context.stream(*self.inputs("Tell me.", ["r"] * 3, False)) as stream:
             # A stream that never began has no KV to speak of.
@@ -343,6 +345,10 @@ class Conversations(RuleBasedStateMachine):
             self.context.send(*inputs)
         assert self.context.ledger is before
         self.alone = False
+
+    def apply(self, events: list[make.Event]) -> None:
+        for name, arguments in events:
+            getattr(self, name)(**arguments)
 
     def inputs(self, text: str, results: Sequence[str], user_too: bool) -> list[Any]:
         state = self.context.ledger.state
