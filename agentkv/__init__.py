@@ -16,9 +16,10 @@ from agentkv.inputs import ToolResult, UserMessage
 from agentkv.ledger import Ledger
 from agentkv.plan import Mode
 from agentkv.profile import Profile, Restate, Wording
+from agentkv.prompt import Prompt
 from agentkv.reply import Reply, ToolCall
 from agentkv.report import SessionReport, TurnReport
-from agentkv.segments import Deletion, Document, Field, Inline, Policy, Prompt, Scope, Skill, Tools
+from agentkv.segments import Deletion, Document, Field, Inline, Policy, Scope, Skill, Tools
 from agentkv.turn import begin, finish
 from agentkv.values import Granularity
 

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentkv.backends.base import AsyncBackend, Backend, Delta, Event, Request
-from agentkv.conversation import Conversation, Exchange, sampling_of
+from agentkv.conversation import Conversation
 from agentkv.errors import ContextError
+from agentkv.exchange import Exchange
 from agentkv.inputs import Input, UserMessage
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
@@ -107,7 +108,7 @@ class AsyncStream:
             try:
                 await _stop(events)
             finally:
-                self._conversation.release()
+                self._over_with_call()
 
     async def _opened(self) -> tuple[AsyncIterator[Event] | None, Exchange]:
         if self._exchange is None:
@@ -116,9 +117,8 @@ class AsyncStream:
             conversation, (inputs, sampling) = self._conversation, self._asked
             conversation.acquire()
             try:
-                options = sampling_of(conversation.options.sampling, sampling)
                 pulled = await conversation.sources.awaited()
-                self._exchange = conversation.exchange(inputs, options, pulled)
+                self._exchange = Exchange.plan(conversation, inputs, sampling, pulled)
                 self._events = _events(conversation.backend, self._exchange.request)
             except BaseException:
                 conversation.release()
@@ -136,7 +136,12 @@ class AsyncStream:
         # The event loop closes the generator; the context must not stay busy until then.
         if getattr(self, "_events", None) is not None:
             self._events = None
-            self._conversation.release()
+            self._over_with_call()
+
+    def _over_with_call(self) -> None:
+        if self._exchange is not None:
+            self._exchange.drop()
+        self._conversation.release()
 
 
 async def _stop(events: AsyncIterator[Event]) -> None:

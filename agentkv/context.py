@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentkv.backends.base import Delta, Event
-from agentkv.conversation import Conversation, Exchange, sampling_of
+from agentkv.conversation import Conversation
+from agentkv.exchange import Exchange
 from agentkv.inputs import Input, UserMessage
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
@@ -66,6 +67,7 @@ class Stream:
                 self._stop()
             finally:
                 self._events = None
+                self._exchange.drop()
                 self._conversation.release()
 
     def _stop(self) -> None:
@@ -134,8 +136,7 @@ class AgentKVContext(ContextSurface):
         conversation = self._conversation
         conversation.acquire()
         try:
-            options = sampling_of(conversation.options.sampling, sampling)
-            return Stream(conversation, conversation.exchange(inputs, options, None))
+            return Stream(conversation, Exchange.plan(conversation, inputs, sampling))
         except BaseException:
             conversation.release()
             raise

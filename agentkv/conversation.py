@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from agentkv.backends.base import (
     Backend,
     Completion,
-    Delta,
-    Event,
-    FinishReason,
     Request,
     SamplingOptions,
-    Usage,
 )
 from agentkv.costs import Costs
 from agentkv.entries import Message, RebaseReason
@@ -35,13 +31,15 @@ from agentkv.inputs import Input, ToolResult
 from agentkv.ledger import Ledger
 from agentkv.plan import Mode
 from agentkv.profile import GENERIC, Profile
+from agentkv.prompt import Prompt
 from agentkv.render import Carry
 from agentkv.reply import Reply, make_reply, refusals
 from agentkv.report import SessionReport
 from agentkv.salts import process_key, salt
-from agentkv.segments import Deletion, Prompt
+from agentkv.segments import Deletion
 from agentkv.sources import FieldSources
-from agentkv.turn import ModelTraits, PendingTurn, begin, finish
+from agentkv.traits import ModelTraits
+from agentkv.turn import PendingTurn, begin, finish
 
 MODE_VARIABLE: Final = "AGENTKV_MODE"
 """Environment variable that overrides every context's mode; ``off`` is the kill switch."""
@@ -120,7 +118,9 @@ class Conversation:
         self.prompt.check()
         if self._traits is not None:
             raise ContextError("the context is open already: leave it first, or fork it")
-        self._traits = ModelTraits(self.backend.tokenizer, able, self.options.profile)
+        self._traits = ModelTraits(
+            self.backend.tokenizer, able, self.options.profile, today=datetime.now(UTC).date()
+        )
 
     def leave(self) -> None:
         """Release what the backend keeps for the conversation."""
@@ -216,13 +216,12 @@ class Conversation:
         """End a call."""
         self._busy.release()
 
-    def exchange(
-        self, inputs: Iterable[Input], sampling: SamplingOptions | None, pulled: Mapping[str, object] | None
-    ) -> Exchange:
-        """Plan a turn; nothing is changed until it is committed."""
+    def plan_turn(
+        self, inputs: Iterable[Input], sampling: SamplingOptions, pulled: Mapping[str, object] | None
+    ) -> tuple[PendingTurn, PendingTurn | None]:
+        """Plan a turn, and in mode ``observe`` the one that agentkv would have made; nothing is changed."""
         if self._traits is None:
             raise ContextClosedError("the context is not open: use it inside its with block")
-        sampling = sampling or self.options.sampling
         prompt = self.sources.read(self.prompt, pulled)
         given = self._with_refusals(list(inputs))
         reason, carry = self._rebase or (None, None)
@@ -239,7 +238,7 @@ class Conversation:
             carry=carry,
         )
         shadow = self._shadow_turn(prompt, given, sampling) if self.mode is Mode.OBSERVE else None
-        return Exchange(self, pending, shadow, sampling)
+        return pending, shadow
 
     def _with_refusals(self, inputs: list[Input]) -> list[Input]:
         last = self.ledger.state.generated
@@ -302,83 +301,6 @@ class Conversation:
         if answer is None:  # pragma: no cover - finish always records an answer
             raise BackendError("the answer was not recorded")
         return make_reply(answer, report, completion.finish_reason)
-
-
-class Exchange:
-    """One call in flight: takes the backend's events, and commits or drops the turn."""
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        pending: PendingTurn,
-        shadow: PendingTurn | None,
-        sampling: SamplingOptions,
-    ) -> None:
-        self._conversation = conversation
-        self._pending = pending
-        self._shadow = shadow
-        self.request: Final = conversation.request(pending, sampling)
-        self._start = time.perf_counter()
-        self._first: float | None = None
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._whole = 0
-        self.reply: Reply | None = None
-
-    def feed(self, event: Event) -> Delta | None:
-        """Take one event; returns the delta to hand on, if it is one with text."""
-        if not self._conversation.entered:
-            raise ContextClosedError("the context was left while it answered; nothing was recorded")
-        if isinstance(event, Completion):
-            self.reply = self._conversation.commit(self._pending, self._shadow, event, stopped=False)
-            return None
-        if self._first is None:
-            self._first = time.perf_counter()
-        self._ids.extend(event.ids)
-        if not event.text:
-            return None
-        self._text.append(event.text)
-        self._whole = len(self._ids)
-        return event
-
-    def ended(self) -> Reply:
-        """Return the reply once the backend's events have ended.
-
-        Raises
-        ------
-        BackendError
-            They ended without a completion.
-        """
-        if self.reply is None:
-            name = self._conversation.backend.capabilities.name
-            raise BackendError(
-                f"backend {name!r} ended a call without a completion, or its stream was closed; "
-                "nothing was recorded"
-            )
-        return self.reply
-
-    def keep(self) -> Reply:
-        """Record what has come so far as the whole answer, up to the last complete character."""
-        now = time.perf_counter()
-        prompt_tokens = len(self._pending.ids)
-        cached = self._pending.predicted_cached_tokens
-        ids = tuple(self._ids[: self._whole])
-        text = "".join(self._text)
-        completion = Completion(
-            text=text,
-            ids=ids if ids or not text else None,
-            finish_reason=FinishReason.LENGTH,
-            usage=Usage(
-                prompt_tokens=prompt_tokens,
-                cached_tokens=cached,
-                computed_tokens=prompt_tokens - cached,
-                generated_tokens=len(ids),
-            ),
-            ttft_s=(self._first or now) - self._start,
-            duration_s=now - self._start,
-        )
-        self.reply = self._conversation.commit(self._pending, self._shadow, completion, stopped=True)
-        return self.reply
 
 
 def sampling_of(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:

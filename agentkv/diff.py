@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentkv.ledger import Ledger, LedgerState
-from agentkv.segments import Deletion, Field, Policy, Prompt, TextSegment
+from agentkv.prompt import Prompt
+from agentkv.segments import Deletion, Field, Policy, TextSegment
 from agentkv.tools import ToolSpec
 
 
@@ -15,15 +16,10 @@ class Change:
     """A field whose told value is wrong, or that was never told."""
 
     key: str
-    field: Field | None
-    """The field as declared now; None if it is gone."""
+    field: Field
+    """The field as declared now."""
     told: str | None
     """Canonical text that the model was last told; None if nothing holds for it."""
-
-    @property
-    def now(self) -> str | None:
-        """Canonical text that is true now; None if the field is gone."""
-        return None if self.field is None else self.field.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +29,8 @@ class Gone:
     key: str
     """Segment key, ``tool:NAME`` or field key."""
     deletion: Deletion
+    label: str
+    """What an erratum calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +77,20 @@ def _gone(prompt: Prompt, state: LedgerState) -> Iterator[Gone]:
         declared = {segment.key for segment in prompt.segments}
         for key, digest in state.segments.items():
             if key not in declared and digest is not None:
-                yield Gone(key, prompt.deletions.get(key, _default_deletion(key)))
+                kind, _, name = key.partition(":")
+                deletion = prompt.deletions.get(key, _default_deletion(key))
+                yield Gone(key, deletion, f"{kind} {name!r}")
     if state.tools:
         names = {tool.name for tool in prompt.tools}
         for name, digest in state.tools.items():
             if name not in names and digest is not None:
-                yield Gone(f"tool:{name}", prompt.deletions.get(f"tool:{name}", Deletion.SOFT))
+                deletion = prompt.deletions.get(f"tool:{name}", Deletion.SOFT)
+                yield Gone(f"tool:{name}", deletion, f"tool {name!r}")
     if len(state.fields) == len(prompt.fields) and state.fields.keys() == prompt.fields.keys():
         return
     for key, told in state.fields.items():
         if key not in prompt.fields and told.text is not None:
-            yield Gone(key, prompt.deletions.get(key, Deletion.SOFT))
+            yield Gone(key, prompt.deletions.get(key, Deletion.SOFT), told.label)
 
 
 def _default_deletion(key: str) -> Deletion:

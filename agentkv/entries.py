@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -67,11 +68,15 @@ class Frozen(Entry):
     """Segment key to its text as it stands in `system`, so that it can be erased."""
     fields: dict[str, str]
     """Field key to the canonical text that the prefix shows."""
+    labels: dict[str, str]
+    """Field key to its label."""
     fingerprint: str
     """Digest of tokenizer and template."""
     namespace: Namespace = Namespace.EXACT
     generation: int = 0
     """Counts the salts of this conversation; a hard deletion moves on to the next."""
+    day: date | None = None
+    """What the template is told as the current date, if it writes one."""
     since: int = 0
     """Index of the first entry whose messages and answers are carried into this epoch."""
     summary: str | None = None
@@ -107,6 +112,7 @@ class Statement(Entry):
     """One field's change, as it was said."""
 
     key: str
+    label: str
     now: str | None
     """Canonical text, or None if the field, segment or tool no longer holds."""
 

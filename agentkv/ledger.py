@@ -42,6 +42,7 @@ class Told:
 
     text: str | None
     """Canonical text; None after a tombstone."""
+    label: str
     standing: bool = False
     """Whether an erratum said it, not the frozen prefix."""
     revision: int = 0
@@ -237,7 +238,9 @@ def _after(state: LedgerState, entry: LedgerEntry, index: int) -> LedgerState:
                 state,
                 frozen=entry,
                 frozen_at=index,
-                fields=MappingProxyType({key: Told(text) for key, text in entry.fields.items()}),
+                fields=MappingProxyType(
+                    {key: Told(text, entry.labels[key]) for key, text in entry.fields.items()}
+                ),
                 segments=MappingProxyType(dict(entry.segments)),
                 tools=MappingProxyType(dict(entry.tool_digests)),
                 errata=0,
@@ -275,7 +278,9 @@ def _after_erratum(state: LedgerState, entry: Erratum) -> LedgerState:
         else:
             before = state.fields.get(key)
             superseded = 0 if before is None else before.superseded + (before.text != now)
-            fields[key] = Told(now, standing=True, revision=entry.revision, superseded=superseded)
+            fields[key] = Told(
+                now, statement.label, standing=True, revision=entry.revision, superseded=superseded
+            )
     return replace(
         state,
         fields=_updated(state.fields, fields),

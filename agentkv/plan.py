@@ -14,7 +14,8 @@ from agentkv.entries import RebaseReason
 from agentkv.hunks import find_hunk
 from agentkv.ledger import Ledger
 from agentkv.profile import Profile, Restate
-from agentkv.segments import Deletion, Prompt, TextSegment
+from agentkv.prompt import Prompt
+from agentkv.segments import Deletion, TextSegment
 from agentkv.tools import ToolSpec
 
 
@@ -160,7 +161,7 @@ def _erratum_refused(
         told = state.fields.get(change.key)
         if told is not None and told.superseded + 1 > profile.max_superseded:
             return RebaseReason.SUPERSEDED
-        if change.field is not None and change.field.critical and _disobeyed(profile):
+        if change.field.critical and _disobeyed(profile):
             return RebaseReason.CRITICAL
         if _too_long(change, profile):
             return RebaseReason.LARGE
@@ -176,8 +177,8 @@ def _disobeyed(profile: Profile) -> bool:
 
 
 def _too_long(change: Change, profile: Profile) -> bool:
-    now = change.now
-    if now is None or len(now) <= profile.max_statement_chars:
+    now = change.field.text
+    if len(now) <= profile.max_statement_chars:
         return False
     if change.told is None:
         return True

@@ -66,8 +66,8 @@ class Profile(BaseModel):
     wording: Wording = Wording()
     carriers: tuple[Carrier, ...] = (
         Carrier.SYSTEM_BEFORE,
-        Carrier.FOLDED_BEFORE,
         Carrier.USER_BEFORE,
+        Carrier.FOLDED_BEFORE,
     )
     """Where an erratum goes beside a user message: the first that the template takes."""
     tool_carriers: tuple[Carrier, ...] = (Carrier.TOOL, Carrier.FOLDED_TOOL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Final, TypeAlias
 
 from agentkv.entries import (
@@ -22,8 +23,9 @@ from agentkv.inputs import Input, ToolResult, UserMessage
 from agentkv.ledger import Ledger
 from agentkv.plan import AppendErratum, AppendSegment, Mode
 from agentkv.profile import Profile
+from agentkv.prompt import Prompt
 from agentkv.salts import Namespace
-from agentkv.segments import Document, Inline, Prompt, Skill, Text, TextSegment
+from agentkv.segments import Document, Inline, Skill, Text, TextSegment
 from agentkv.template import Acceptance, TemplateTraits
 from agentkv.tools import ToolSpec, as_text
 from agentkv.values import quoted
@@ -55,6 +57,7 @@ def freeze(
     fingerprint: str,
     carry: Carry,
     mode: Mode = Mode.ON,
+    day: date | None = None,
     namespace: Namespace = Namespace.EXACT,
 ) -> Frozen:
     """Write the current values into the prefix of the next epoch.
@@ -74,9 +77,11 @@ def freeze(
         segments={segment.key: segment.digest for segment in prompt.segments},
         texts={segment.key: _body(segment, prompt, profile) for segment in prompt.segments},
         fields={key: field.text for key, field in prompt.fields.items()},
+        labels={key: field.label for key, field in prompt.fields.items()},
         fingerprint=fingerprint,
         namespace=namespace if last is None else last.namespace,
         generation=generation,
+        day=day,
         since=carry.since,
         summary=carry.summary,
     )
@@ -190,18 +195,26 @@ def _erratum(
     operation: AppendErratum, prompt: Prompt, ledger: Ledger, profile: Profile, carrier: Carrier
 ) -> Erratum:
     revision = ledger.state.revision + 1
-    statements = [Statement(key=change.key, now=change.now) for change in operation.changes]
-    statements += [Statement(key=item.key, now=None) for item in operation.gone]
+    statements = [
+        Statement(key=change.key, label=change.field.label, now=change.field.text)
+        for change in operation.changes
+    ]
+    statements += [Statement(key=item.key, label=item.label, now=None) for item in operation.gone]
     if operation.snapshot:
         stated = {statement.key for statement in statements}
         statements += [
-            Statement(key=key, now=field.text) for key, field in prompt.fields.items() if key not in stated
+            Statement(key=key, label=field.label, now=field.text)
+            for key, field in prompt.fields.items()
+            if key not in stated
         ]
         text = snapshot_text(
             revision, operation.changes, ledger.state.fields, operation.gone, prompt, profile
         )
     else:
-        statements += [Statement(key=key, now=prompt.fields[key].text) for key in operation.restated]
+        statements += [
+            Statement(key=key, label=prompt.fields[key].label, now=prompt.fields[key].text)
+            for key in operation.restated
+        ]
         text = erratum_text(revision, operation.changes, operation.gone, operation.restated, prompt, profile)
     return Erratum(
         revision=revision,

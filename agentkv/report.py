@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from agentkv.plan import Plan, Rebase, describe
@@ -27,8 +27,8 @@ class TurnReport:
     turn: int
     """Counts from 1."""
     epoch: int
-    plan: Plan
-    erratum: str
+    plan: Plan = field(repr=False)
+    erratum: str = field(repr=False)
     """Text of the turn's errata; empty if nothing was said."""
     revision: int
     """Revision of the last erratum so far."""

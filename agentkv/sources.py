@@ -9,7 +9,8 @@ from typing import Any
 
 from agentkv.errors import FieldError, SegmentError
 from agentkv.fields import class_key, field_specs, is_mutable_fields, read_fields
-from agentkv.segments import Field, Prompt, Segment
+from agentkv.prompt import Prompt
+from agentkv.segments import Field, Segment
 from agentkv.values import Granularity, canonical, with_unit
 
 

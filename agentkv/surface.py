@@ -14,8 +14,9 @@ from agentkv.inputs import Input, UserMessage
 from agentkv.ledger import Ledger
 from agentkv.plan import Mode
 from agentkv.profile import GENERIC, Profile
+from agentkv.prompt import Prompt
 from agentkv.report import SessionReport
-from agentkv.segments import Deletion, Document, Field, Prompt, Segment
+from agentkv.segments import Deletion, Document, Field, Segment
 from agentkv.sources import FieldSources, Pulled, with_fields
 from agentkv.values import Granularity
 

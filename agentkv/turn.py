@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import date
 
-from agentkv.backends.base import Capabilities, Completion
+from agentkv.answer import recorded_answer
+from agentkv.backends.base import Completion
 from agentkv.costs import Costs
 from agentkv.diff import Difference, compare
 from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids, render_told
@@ -15,60 +16,23 @@ from agentkv.entries import (
     Carrier,
     Erratum,
     Frozen,
-    Generated,
     LedgerEntry,
     RebaseReason,
-    ToolCallRecord,
 )
 from agentkv.errors import ContextWindowError, LedgerMismatchError, TruncationDetectedError
 from agentkv.inputs import Input, UserMessage, check_inputs
 from agentkv.ledger import Ledger
 from agentkv.outdated import outdated_keys
 from agentkv.plan import AppendErratum, Mode, Plan, Rebase, make_plan
-from agentkv.profile import GENERIC, Profile
+from agentkv.prompt import Prompt
 from agentkv.render import Carry, freeze, render_additions, render_inputs
 from agentkv.report import Miss, TurnReport
 from agentkv.salts import Namespace
-from agentkv.segments import Deletion, Inline, Prompt
+from agentkv.segments import Deletion, Inline
 from agentkv.template import TemplateEncoder
-from agentkv.tokenizer import ChatTokenizer
 from agentkv.tokens import TokenIds
-from agentkv.tools import ParsedCall, loads, parse_calls, stable_arguments
+from agentkv.traits import ModelTraits
 from agentkv.wording import neutral
-
-
-class ModelTraits:
-    """What a turn needs to know of the model: its template, its backend's limits and the profile.
-
-    Parameters
-    ----------
-    tokenizer
-        The served model's tokenizer and chat template.
-    capabilities
-        What the backend can do.
-    profile
-        How errata are worded and carried.
-    """
-
-    __slots__ = ("_encoders", "_tokenizer", "capabilities", "fingerprint", "profile")
-
-    def __init__(
-        self, tokenizer: ChatTokenizer, capabilities: Capabilities, profile: Profile = GENERIC
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._encoders: list[tuple[Mapping[str, Any], TemplateEncoder]] = []
-        self.capabilities = capabilities
-        self.profile = profile
-        self.fingerprint = tokenizer.fingerprint
-
-    def encoder(self, template_arguments: Mapping[str, Any]) -> TemplateEncoder:
-        """Return the encoder for these template arguments; its template is measured once."""
-        for arguments, encoder in self._encoders:
-            if arguments == template_arguments:
-                return encoder
-        made = TemplateEncoder(self._tokenizer, template_arguments=dict(template_arguments))
-        self._encoders.append((dict(template_arguments), made))
-        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +131,6 @@ def begin(
     """
     prompt.check()
     told = check_inputs(inputs, ledger.state)
-    encoder = traits.encoder(prompt.template_arguments)
     ledger, rebase = _readied(ledger, traits, rebase)
     difference = compare(prompt, ledger)
     asked = "\n".join(item.content for item in told if isinstance(item, UserMessage))
@@ -183,7 +146,7 @@ def begin(
         mode=mode,
         requested=rebase,
     )
-    make = _Maker(prompt, told, ledger, traits, encoder, difference, mode, carry)
+    make = _Maker(prompt, told, ledger, traits, difference, mode, carry)
     pending = make(make.corrected(plan))
     if len(pending.ids) + room > window and not any(isinstance(step, Rebase) for step in plan):
         pending = make(make.corrected((Rebase(RebaseReason.WINDOW),)))
@@ -210,7 +173,7 @@ def _readied(
         return ledger, RebaseReason.ERASED
     if ledger.ids is not None:
         return ledger, rebase
-    encoder = traits.encoder(frozen.template_arguments)
+    encoder = traits.encoder(frozen.template_arguments, frozen.day)
     if choose_encoding(encoder) is Encoding.TOKENS:
         return ledger.encoded(encode_ids(ledger.epoch_entries(), encoder)), rebase
     # Here ids serve the prediction only: a date that the template writes may differ from the one it wrote.
@@ -227,7 +190,6 @@ class _Maker:
     inputs: Sequence[Input]
     ledger: Ledger
     traits: ModelTraits
-    encoder: TemplateEncoder
     difference: Difference
     mode: Mode
     carry: Carry | None
@@ -246,17 +208,19 @@ class _Maker:
         ledger, profile = self.ledger, self.traits.profile
         messages = render_inputs(self.inputs, self.ledger, profile)
         rebase = next((step for step in plan if isinstance(step, Rebase)), None)
+        day = self._day(fresh=rebase is not None)
+        encoder = self.traits.encoder(self.prompt.template_arguments, day)
         before_them: tuple[LedgerEntry, ...] = ()
         if rebase is not None:
             ledger = self._erased(ledger, rebase)
-            before_them = (self._frozen(ledger, rebase),)
+            before_them = (self._frozen(ledger, rebase, encoder, day),)
             if self._carried(ledger).since >= len(ledger):
                 # The summary is folded into this very message, and a correction has to stand behind it.
                 profile = profile.model_copy(update={"carriers": (Carrier.FOLDED_BEFORE,)})
         additions = [step for step in plan if not isinstance(step, Rebase)]
-        rendered = render_additions(additions, messages, self.prompt, ledger, profile, self.encoder.traits)
-        entries = (*before_them, *(self._counted(entry) for entry in rendered))
-        ids = self._encode(ledger, entries, fresh=rebase is not None)
+        rendered = render_additions(additions, messages, self.prompt, ledger, profile, encoder.traits)
+        entries = (*before_them, *(_counted(entry, encoder) for entry in rendered))
+        ids = _encode(ledger, entries, encoder, fresh=rebase is not None)
         before = self.ledger.ids if ledger is self.ledger else None
         common = 0 if before is None else ids.common_prefix(before)
         return PendingTurn(
@@ -269,7 +233,7 @@ class _Maker:
             predicted_cached_tokens=predict_cached(
                 common, ledger.computed, len(ids), self.traits.capabilities.block_size
             ),
-            encoder=self.encoder,
+            encoder=encoder,
             broken_by="" if rebase is None else _broken_by(self.prompt, self.difference),
         )
 
@@ -286,31 +250,42 @@ class _Maker:
         wording = self.traits.profile.wording
         return Carry(self.carry.since, None if summary is None else neutral(summary, wording))
 
-    def _frozen(self, ledger: Ledger, rebase: Rebase) -> Frozen:
+    def _day(self, *, fresh: bool) -> date | None:
+        frozen = self.ledger.state.frozen
+        if fresh or frozen is None:
+            return self.traits.day(self.prompt.template_arguments)
+        return frozen.day
+
+    def _frozen(self, ledger: Ledger, rebase: Rebase, encoder: TemplateEncoder, day: date | None) -> Frozen:
         return freeze(
             self.prompt,
             ledger,
             self.traits.profile,
-            self.encoder.traits,
+            encoder.traits,
             reason=rebase.reason,
             fingerprint=self.traits.fingerprint,
             carry=self._carried(ledger),
+            day=day,
             mode=self.mode,
             namespace=Namespace.EXACT,
         )
 
-    def _counted(self, entry: LedgerEntry) -> LedgerEntry:
-        if not isinstance(entry, Erratum):
-            return entry
-        return entry.model_copy(update={"tokens": len(self.encoder.tokenizer.encode(entry.text))})
 
-    def _encode(self, ledger: Ledger, entries: Sequence[LedgerEntry], *, fresh: bool) -> TokenIds:
-        last = ledger.state.generated
-        if choose_encoding(self.encoder) is Encoding.MESSAGES:
-            return render_ids(_continued(ledger, entries), self.encoder)
-        if fresh or last is None or ledger.ids is None:
-            return encode_ids(_continued(ledger, entries), self.encoder)
-        return extend_ids(ledger.ids, last, entries, self.encoder)
+def _counted(entry: LedgerEntry, encoder: TemplateEncoder) -> LedgerEntry:
+    if not isinstance(entry, Erratum):
+        return entry
+    return entry.model_copy(update={"tokens": len(encoder.tokenizer.encode(entry.text))})
+
+
+def _encode(
+    ledger: Ledger, entries: Sequence[LedgerEntry], encoder: TemplateEncoder, *, fresh: bool
+) -> TokenIds:
+    last = ledger.state.generated
+    if choose_encoding(encoder) is Encoding.MESSAGES:
+        return render_ids(_continued(ledger, entries), encoder)
+    if fresh or last is None or ledger.ids is None:
+        return encode_ids(_continued(ledger, entries), encoder)
+    return extend_ids(ledger.ids, last, entries, encoder)
 
 
 def _continued(ledger: Ledger, entries: Sequence[LedgerEntry]) -> Iterable[LedgerEntry]:
@@ -349,7 +324,9 @@ def finish(
             f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut "
             "the prompt; raise its context length or lower the prompt's size"
         )
-    answer = _generated(pending, completion, stopped=stopped)
+    answer = recorded_answer(
+        completion, turn=pending.ledger.state.turns + 1, tools=_tool_names(pending), stopped=stopped
+    )
     generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
     ids = pending.ids.extend(generated)
     ledger = pending.ledger.append(
@@ -385,46 +362,10 @@ def _corrected(plan: Plan) -> tuple[str, ...]:
     return tuple(key for step in plan if isinstance(step, AppendErratum) for key in step.restated)
 
 
-def _generated(pending: PendingTurn, completion: Completion, *, stopped: bool) -> Generated:
-    calls: tuple[ToolCallRecord, ...] = ()
-    told = pending.ledger.state.tools or any(
-        isinstance(entry, Frozen) and entry.tool_digests for entry in pending.entries
-    )
-    if (told or pending.prompt.tools) and not stopped:
-        calls = tuple(_calls(pending, completion))
-    return Generated(
-        text=completion.text,
-        ids=completion.ids,
-        tool_calls=calls,
-        reasoning=completion.reasoning,
-        stopped=stopped,
-        prompt_tokens=completion.usage.prompt_tokens,
-    )
-
-
-def _calls(pending: PendingTurn, completion: Completion) -> Iterable[ToolCallRecord]:
-    names = {tool.name for tool in pending.prompt.tools}
-    if completion.tool_calls is not None:
-        for call in completion.tool_calls:
-            valid = isinstance(loads(call.arguments), dict)
-            yield ToolCallRecord(
-                id=call.id,
-                name=call.name,
-                arguments=stable_arguments(ParsedCall(call.name, call.arguments, valid)),
-                valid=valid,
-                available=call.name in names,
-            )
-        return
-    turn = pending.ledger.state.turns + 1
-    for index, parsed in enumerate(parse_calls(completion.text), start=1):
-        yield ToolCallRecord(
-            # Nine letters and digits: some templates refuse ids of any other form.
-            id=f"call{turn:03x}{index:02x}",
-            name=parsed.name,
-            arguments=stable_arguments(parsed),
-            valid=parsed.valid,
-            available=parsed.name in names,
-        )
+def _tool_names(pending: PendingTurn) -> frozenset[str] | None:
+    declared = frozenset(tool.name for tool in pending.prompt.tools)
+    told = pending.ledger.state.tools or pending.frozen.tool_digests
+    return declared if told or declared else None
 
 
 def _miss(pending: PendingTurn, completion: Completion, *, cached_counts: bool) -> Miss | None:

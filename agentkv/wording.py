@@ -10,7 +10,8 @@ from agentkv.hunks import find_hunk
 from agentkv.ledger import Told
 from agentkv.lookalike import quote_forgeries
 from agentkv.profile import Profile, Wording
-from agentkv.segments import Field, Prompt
+from agentkv.prompt import Prompt
+from agentkv.segments import Field
 from agentkv.values import quoted
 
 
@@ -58,8 +59,8 @@ def erratum_text(
         )
         for key in restated
     ]
-    tombstones = [header + wording.gone.format(label=_gone_label(item.key, prompt)) for item in gone]
-    stated = [change.field for change in changes if change.field is not None]
+    tombstones = [header + wording.gone.format(label=item.label) for item in gone]
+    stated = [change.field for change in changes]
     stated += [prompt.fields[key] for key in restated]
     short = all(len(field.text) <= profile.max_statement_chars for field in stated)
     if len(stated) > 1 and short:
@@ -93,16 +94,14 @@ def snapshot_text(
             lines.append(wording.line.format(label=field.label, new=_measure(field.text)))
     lines += [header + _sentence(change, prompt, profile) for change in changes if _is_long(change, profile)]
     lines += _voided_line(header, changes, prompt, wording)
-    lost = {key for key, was in told.items() if key not in prompt.fields and was.text is None}
-    lost.update(item.key for item in gone)
-    lines += [header + wording.gone.format(label=_gone_label(key, prompt)) for key in sorted(lost)]
+    lost = {key: was.label for key, was in told.items() if key not in prompt.fields and was.text is None}
+    lost.update({item.key: item.label for item in gone})
+    lines += [header + wording.gone.format(label=lost[key]) for key in sorted(lost)]
     return "\n".join(lines)
 
 
 def _sentence(change: Change, prompt: Prompt, profile: Profile) -> str:
     wording, field = profile.wording, change.field
-    if field is None:
-        return wording.gone.format(label=_gone_label(change.key, prompt))
     label = field.label
     limit = profile.max_statement_chars
     if len(field.text) > limit and change.told is not None:
@@ -118,7 +117,7 @@ def _sentence(change: Change, prompt: Prompt, profile: Profile) -> str:
 
 
 def _is_long(change: Change, profile: Profile) -> bool:
-    return change.now is not None and len(change.now) > profile.max_statement_chars
+    return len(change.field.text) > profile.max_statement_chars
 
 
 def _voided(changes: Sequence[Change], prompt: Prompt, wording: Wording) -> str:
@@ -149,11 +148,3 @@ def _part(text: str, wording: Wording) -> str:
 
 def _measure(text: str) -> str:
     return f"{len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _gone_label(key: str, prompt: Prompt) -> str:
-    for kind in ("skill", "document", "tool", "policy"):
-        if key.startswith(f"{kind}:"):
-            return f"{kind} {key.removeprefix(kind + ':')!r}"
-    field = prompt.fields.get(key)
-    return field.label if field else key.replace(".", " ").replace("_", " ")

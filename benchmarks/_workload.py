@@ -1,4 +1,4 @@
-"""The conversation that `benchmarks.turns` runs: eight fields near the top of a long policy, one changes a turn."""
+"""What `benchmarks.turns` runs: eight fields near the top of a long policy, of which one changes a turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "case.payment": ("credit card", "bank transfer", "voucher", "cash"),
     "case.insurance": ("basic cover", "full cover", "no cover", "glass cover"),
 }
-_SUBJECTS: Final = ("a parcel", "a refund", "an exchange", "a gift card", "a repair", "a complaint", "an invoice")
+_SUBJECTS: Final = (
+    "a parcel",
+    "a refund",
+    "an exchange",
+    "a gift card",
+    "a repair",
+    "a complaint",
+    "an invoice",
+)
 _EVENTS: Final = ("arrives late", "is refused", "is sent twice", "has no label", "is asked for by phone")
 _ACTIONS: Final = (
     "write down who reported it and when",
@@ -84,7 +92,8 @@ def _rules() -> Iterator[str]:
             for event in _EVENTS:
                 for action in _ACTIONS:
                     number += 1
-                    yield f"{number}. When {subject} {event}, {action}, unless rule {number // 2 + 1} says otherwise."
+                    other = number // 2 + 1
+                    yield f"{number}. When {subject} {event}, {action}, unless rule {other} says otherwise."
 
 
 def make_turns(count: int, seed: int) -> list[WorkloadTurn]:

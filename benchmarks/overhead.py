@@ -34,7 +34,8 @@ MEDIAN_LIMIT_MS = 1.0
 """With up to 100 fields."""
 GROWTH_LIMIT = 1.5
 """Median of turns around the 5,000th over that of turns around the 100th."""
-ANSWER = tuple(b"It is noted, and I will keep it in mind.") + (257,)
+ANSWER_TEXT = "It is noted, and I will keep it in mind."
+ANSWER = (*ANSWER_TEXT.encode(), 257)
 
 
 class Profile(StrEnum):
@@ -103,7 +104,7 @@ class InstantBackend:
         length = len(request.ids)
         events: list[Event] = [
             Completion(
-                text="It is noted, and I will keep it in mind.",
+                text=ANSWER_TEXT,
                 ids=ANSWER,
                 finish_reason=FinishReason.STOP,
                 usage=Usage(length, 0, length, generated_tokens=len(ANSWER)),
@@ -129,9 +130,12 @@ class InstantBackend:
 def _bound_object(fields: int) -> object:
     """Return an object with so many declared fields, all of which are read in each turn."""
     names = [f"f{i}" for i in range(fields)]
-    space: dict[str, Any] = {name: mutable(label=f"Field number {name[1:]}", default="as new") for name in names}
+    space: dict[str, Any] = {
+        name: mutable(label=f"Field number {name[1:]}", default="as new") for name in names
+    }
     space["__annotations__"] = dict.fromkeys(names, "str")
-    return mutable_fields(key="case")(type("Case", (), space))()
+    declared: type[object] = type("Case", (), space)
+    return mutable_fields(key="case")(declared)()
 
 
 def measure(turns: int, prompt_tokens: int, fields: int, samples: int, mode: Mode) -> dict[str, Any]:
@@ -181,17 +185,19 @@ def combinations(profile: Profile) -> list[tuple[int, int, int]]:
 def growth(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the largest median at 5,000 turns over that at 100, prompts and fields alike."""
     at = {(row["prompt_tokens"], row["fields"], row["turns"]): row["median_ms"] for row in rows}
-    return max(
+    ratios = [
         median / at[prompt, fields, 100]
         for (prompt, fields, turns), median in at.items()
         if turns == 5000 and (prompt, fields, 100) in at
-    )
+    ]
+    return float(max(ratios))
 
 
 def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what takes longer than promised; empty if nothing does."""
     found = [
-        f"{row['turns']} turns, {row['prompt_tokens']} tokens, {row['fields']} fields: median {row['median_ms']:.2f} ms"
+        f"{row['turns']} turns, {row['prompt_tokens']} tokens, {row['fields']} fields: "
+        f"median {row['median_ms']:.2f} ms"
         for row in rows
         if row["fields"] <= 100 and row["median_ms"] > MEDIAN_LIMIT_MS
     ]
@@ -207,7 +213,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     profile: Annotated[Profile, typer.Option(help="How long to measure.")] = Profile.QUICK,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
-    mode: Annotated[Mode, typer.Option(help="With off, the prompt is rewritten and this must fall short.")] = Mode.ON,
+    mode: Annotated[
+        Mode, typer.Option(help="With off, the prompt is rewritten and this must fall short.")
+    ] = Mode.ON,
 ) -> None:
     """Time agentkv's own work in a turn; exits 1 if it takes longer than promised."""
     console = Console()

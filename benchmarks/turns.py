@@ -77,7 +77,8 @@ def _row(size: int, samples: dict[str, list[list[ArmTurn]]]) -> dict[str, Any]:
             "cached_share": sum(t.cached_tokens for t in flat) / sum(t.prompt_tokens for t in flat),
             "new_tokens": statistics.median(sum(turn.new_tokens for turn in turns) for turns in later),
             "mispredicted": sum(
-                t.predicted_cached_tokens is not None and t.predicted_cached_tokens != t.cached_tokens for t in flat
+                t.predicted_cached_tokens is not None and t.predicted_cached_tokens != t.cached_tokens
+                for t in flat
             ),
             "samples": [[asdict(turn) for turn in turns] for turns in conversations],
         }
@@ -119,7 +120,9 @@ def main(
     profile: Annotated[Profile, typer.Option(help="How long to measure.")] = Profile.QUICK,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     model: Annotated[str, typer.Option(help="A pulled model's name, a folder or a hub id.")] = "smollm2-135m",
-    mode: Annotated[Mode, typer.Option(help="Mode of the agentkv arm; with off it must fall short.")] = Mode.ON,
+    mode: Annotated[
+        Mode, typer.Option(help="Mode of the agentkv arm; with off it must fall short.")
+    ] = Mode.ON,
 ) -> None:
     """Compare four ways to keep a model informed over 12 turns; exits 1 if agentkv falls short."""
     from agentkv.backends import TransformersBackend
@@ -136,14 +139,27 @@ def main(
     }
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
+        )
     for row in rows:
-        table = Table("arm", "first tokens", "against agentkv", "cached", "new tokens", title=f"{row['prompt_tokens']} tokens")
+        table = Table(
+            "arm",
+            "first tokens",
+            "against agentkv",
+            "cached",
+            "new tokens",
+            title=f"{row['prompt_tokens']} tokens",
+        )
         own = row["arms"][AGENTKV]["cumulative_ttft_s"]
         for name, arm in row["arms"].items():
             seconds = arm["cumulative_ttft_s"]
             table.add_row(
-                name, f"{seconds:.2f} s", f"{seconds / own:.1f}×", f"{arm['cached_share']:.1%}", f"{arm['new_tokens']:.0f}"
+                name,
+                f"{seconds:.2f} s",
+                f"{seconds / own:.1f}×",
+                f"{arm['cached_share']:.1%}",
+                f"{arm['new_tokens']:.0f}",
             )
         console.print(table)
     for line in missed:

@@ -12,7 +12,8 @@ from agentkv.diff import Change, Gone, compare
 from agentkv.inputs import UserMessage
 from agentkv.segments import Segment
 from agentkv.testing import ScriptedBackend
-from agentkv.turn import ModelTraits, begin, finish
+from agentkv.traits import ModelTraits
+from agentkv.turn import begin, finish
 from tests.desk import Order, cancel, desk, errata, lookup, new_text
 
 BACKEND = ScriptedBackend()
@@ -59,11 +60,11 @@ def test_gone_things_are_deleted_as_their_kind_is() -> None:
     """Documents fall silent, policies are withdrawn, everything else gets a tombstone."""
     parts: list[Segment] = [Policy("p"), Document("d", "x"), Skill("s", "y"), Field("f", 1), Tools([lookup])]
     assert set(compare(Prompt.of([]), told(Prompt.of(parts))).gone) == {
-        Gone("policy:policy", Deletion.WITHDRAWN),
-        Gone("document:d", Deletion.DORMANT),
-        Gone("skill:s", Deletion.SOFT),
-        Gone("f", Deletion.SOFT),
-        Gone("tool:lookup", Deletion.SOFT),
+        Gone("policy:policy", Deletion.WITHDRAWN, "policy 'policy'"),
+        Gone("document:d", Deletion.DORMANT, "document 'd'"),
+        Gone("skill:s", Deletion.SOFT, "skill 's'"),
+        Gone("f", Deletion.SOFT, "F"),
+        Gone("tool:lookup", Deletion.SOFT, "tool 'lookup'"),
     }
 
 

@@ -60,7 +60,12 @@ class PageError(AssertionError):
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     return [
-        Block(text.count("\n", 0, found.start("body")) + 1, found["language"], found["note"] or "", found["body"])
+        Block(
+            text.count("\n", 0, found.start("body")) + 1,
+            found["language"],
+            found["note"] or "",
+            found["body"],
+        )
         for found in FENCE.finditer(text)
     ]
 
@@ -175,7 +180,12 @@ def _check_make(words: list[str]) -> str | None:
 
 def _check_pip(words: list[str]) -> str | None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = {extra.strip() for word in words for found in re.findall(r"\[(.*)\]", word) for extra in found.split(",")}
+    asked = {
+        extra.strip()
+        for word in words
+        for found in re.findall(r"\[(.*)\]", word)
+        for extra in found.split(",")
+    }
     missing = asked - set(project["optional-dependencies"])
     return f"there is no extra {missing}" if missing else None
 
@@ -200,13 +210,21 @@ def test_every_command_in_a_shell_block_exists() -> None:
     """Targets of make, sub-commands and options of agentkv, modules and extras are there."""
     found = list(shell_lines())
     assert found
-    wrong = [f"{page}: {' '.join(words)}: {problem}" for page, words in found if (problem := check_command(words))]
+    wrong = [
+        f"{page}: {' '.join(words)}: {problem}" for page, words in found if (problem := check_command(words))
+    ]
     assert wrong == []
 
 
 @pytest.mark.parametrize(
     "line",
-    ["make nothing", "agentkv model nothing", "agentkv inspect x --nothing", "python -m no.such", "pip install '.[no]'"],
+    [
+        "make nothing",
+        "agentkv model nothing",
+        "agentkv inspect x --nothing",
+        "python -m no.such",
+        "pip install '.[no]'",
+    ],
 )
 def test_a_command_that_does_not_exist_is_found(line: str) -> None:
     """The checker fails on commands that are not there."""
@@ -224,10 +242,21 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert file.exists(), f"{page.name} links to {target}"
         if anchor:
             titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, (
+                target
+            )
+
+
+def test_every_room_on_the_map_is_there() -> None:
+    """Each path that the map of AGENTS.md names exists."""
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"`([a-z]+/[\w./]*)`", text.partition("## Map")[2].partition("## Rules")[0])
+    assert len(rooms) > 20
+    assert [room for room in rooms if not (ROOT / room).exists()] == []
 
 
 def text_of(name: str) -> str:
+    """Return a page of docs/."""
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 

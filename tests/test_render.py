@@ -93,11 +93,12 @@ def test_values_in_text_stay_on_their_line() -> None:
     ("traits", "in_round", "expected"),
     [
         ({}, False, Carrier.SYSTEM_BEFORE),
-        ({"late_system": Acceptance.REFUSED}, False, Carrier.FOLDED_BEFORE),
-        ({"late_system": Acceptance.DROPPED}, False, Carrier.FOLDED_BEFORE),
-        ({"late_system": Acceptance.MOVED}, False, Carrier.FOLDED_BEFORE),
+        ({"late_system": Acceptance.REFUSED}, False, Carrier.USER_BEFORE),
+        ({"late_system": Acceptance.DROPPED}, False, Carrier.USER_BEFORE),
+        ({"late_system": Acceptance.MOVED}, False, Carrier.USER_BEFORE),
+        ({"late_system": Acceptance.REFUSED, "alternation": True}, False, Carrier.FOLDED_BEFORE),
         ({"late_system_in_tool_round": Acceptance.REFUSED}, False, Carrier.SYSTEM_BEFORE),
-        ({"late_system_in_tool_round": Acceptance.REFUSED}, True, Carrier.FOLDED_BEFORE),
+        ({"late_system_in_tool_round": Acceptance.REFUSED}, True, Carrier.USER_BEFORE),
     ],
 )
 def test_carrier_beside_a_user_message(traits: dict[str, Any], in_round: bool, expected: Carrier) -> None:

@@ -12,7 +12,8 @@ from agentkv.errors import InputError, SegmentError, TruncationDetectedError
 from agentkv.inputs import ToolResult
 from agentkv.segments import Deletion, Inline
 from agentkv.testing import ScriptedBackend
-from agentkv.turn import ModelTraits, PendingTurn
+from agentkv.traits import ModelTraits
+from agentkv.turn import PendingTurn
 from tests.desk import call, lookup
 
 BACKEND = ScriptedBackend()

@@ -325,7 +325,7 @@ def test_snapshot_states_fields_and_what_is_gone() -> None:
     assert lines == [
         "A: 3",
         "B: 1",
-        "Update 3: the c no longer applies.",
+        "Update 3: the C no longer applies.",
     ]
 
 

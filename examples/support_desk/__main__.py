@@ -31,7 +31,9 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write every turn and the sums to this file.")
     ] = None,
-    interactive: Annotated[bool, typer.Option(help="Chat with the bot instead of running the script.")] = False,
+    interactive: Annotated[  # noqa: FBT002 - typer reads the flag from the signature
+        bool, typer.Option(help="Chat with the bot instead of running the script.")
+    ] = False,
     database: Annotated[
         Path | None, typer.Option(help="SQLite file to use; by default a new one that is removed afterwards.")
     ] = None,

@@ -114,17 +114,17 @@ def _row(turn: int, step: Step, reply: Reply, others: Sequence[ArmTurn]) -> Turn
         rewrite_new_tokens=rewrite.new_tokens,
         rewrite_cached_tokens=rewrite.cached_tokens,
         rewrite_answer=rewrite.answer,
-        rewrite_reports_new=probe and reports(rewrite.answer, probe.new_value),
+        rewrite_reports_new=reports(rewrite.answer, probe.new_value) if probe else None,
         append_state_ttft_s=append.ttft_s,
         append_state_new_tokens=append.new_tokens,
         append_state_cached_tokens=append.cached_tokens,
         append_state_answer=append.answer,
-        append_state_reports_new=probe and reports(append.answer, probe.new_value),
-        field=probe and probe.field,
-        new_value=probe and probe.new_value,
-        old_value=probe and probe.old_value,
-        reports_new=probe and reports(reply.text, probe.new_value),
-        reports_old=probe and reports(reply.text, probe.old_value),
+        append_state_reports_new=reports(append.answer, probe.new_value) if probe else None,
+        field=probe.field if probe else None,
+        new_value=probe.new_value if probe else None,
+        old_value=probe.old_value if probe else None,
+        reports_new=reports(reply.text, probe.new_value) if probe else None,
+        reports_old=reports(reply.text, probe.old_value) if probe else None,
     )
 
 
@@ -158,8 +158,12 @@ def _print_turn(row: TurnRow, console: Console) -> None:
         judged = "reports the new value" if row.reports_new else "does NOT report the new value"
         console.print(f"    judged: {judged} ({row.new_value})", highlight=False, markup=False)
     table = Table("", "cached", "computed", "first token", box=None, padding=(0, 2, 0, 4))
-    predicted = "" if row.cached_tokens == row.predicted_cached_tokens else f" ({row.predicted_cached_tokens}!)"
-    table.add_row("agentkv", f"{row.cached_tokens}{predicted}", f"{row.computed_tokens}", f"{row.ttft_s:.3f} s")
+    predicted = (
+        "" if row.cached_tokens == row.predicted_cached_tokens else f" ({row.predicted_cached_tokens}!)"
+    )
+    table.add_row(
+        "agentkv", f"{row.cached_tokens}{predicted}", f"{row.computed_tokens}", f"{row.ttft_s:.3f} s"
+    )
     for name in ("rewrite", "append_state"):
         cached, ttft = getattr(row, f"{name}_cached_tokens"), getattr(row, f"{name}_ttft_s")
         computed = getattr(row, f"{name}_new_tokens")

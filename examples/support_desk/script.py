@@ -104,7 +104,7 @@ SCRIPT: Final = (
 def reports(answer: str, value: str) -> bool:
     """Tell whether `answer` states `value` as whole words.
 
-    Case, white space and punctuation do not count, so ``"It's in\\nTransit!"`` reports
+    Case, white space and punctuation do not count, so ``"It's in -- Transit!"`` reports
     ``"in transit"`` and ``"1150 euros"`` does not report ``"150 euros"``.
     """
     words = _normalised(value)

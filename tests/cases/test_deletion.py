@@ -44,7 +44,7 @@ def test_a_soft_deletion_is_said_once_and_keeps_the_prefix() -> None:
         for key in ("document:d2", "skill:s", "tool:t", "limit"):
             context.remove(key, Deletion.SOFT)
         erratum = context.ask("And?").report.erratum
-        names = ("document 'd2'", "limit", "skill 's'", "tool 't'")
+        names = ("document 'd2'", "Limit", "skill 's'", "tool 't'")
         assert sorted(erratum.splitlines()) == sorted(gone(1, name) for name in names)
         assert context.ask("So?").report.plan == ()
         assert context.report.epochs == 1

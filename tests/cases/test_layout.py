@@ -23,7 +23,7 @@ from agentkv import (
     Tools,
 )
 from agentkv.diff import Difference, compare
-from agentkv.segments import Lint
+from agentkv.prompt import Lint
 from agentkv.testing import ScriptedBackend
 from tests.cases.prompts import begins_with, frozen, gone, news, only_grew, said, tool
 from tests.templates import FAMILIES, load

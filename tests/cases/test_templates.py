@@ -274,10 +274,19 @@ def test_where_the_template_allows_it_an_erratum_is_a_message_of_its_own(name: s
     assert only_grew(backend)
 
 
-@pytest.mark.parametrize("name", ["strict", "gemma"])
-def test_where_it_does_not_the_erratum_is_set_apart(name: str) -> None:
+def test_where_only_late_system_messages_are_refused_the_erratum_is_a_user_message_of_its_own() -> None:
+    """It does not share the user's message where two may stand in a row (K63)."""
+    backend = ScriptedBackend(["One.", "Two."], tokenizer=load("strict"))
+    with AgentKVContext(backend, [RULES, Field("day", "Monday")]) as context:
+        context.ask("Hello")
+        context.set("day", "Tuesday")
+        erratum = context.ask("And now?").report.erratum
+    assert list(user_contents(backend, context))[-2:] == [erratum, "And now?"]
+
+
+def test_where_it_does_not_the_erratum_is_set_apart() -> None:
     """It begins a line of its own with its number, and an empty line parts it from the rest (K63)."""
-    backend = ScriptedBackend(["One.", "Two."], tokenizer=load(name))
+    backend = ScriptedBackend(["One.", "Two."], tokenizer=load("gemma"))
     with AgentKVContext(backend, [RULES, Field("day", "Monday")]) as context:
         context.ask("Hello")
         context.set("day", "Tuesday")

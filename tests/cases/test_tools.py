@@ -24,7 +24,7 @@ from agentkv.encode import encode_messages
 from agentkv.entries import Erratum, SegmentAdded
 from agentkv.template import TemplateEncoder
 from agentkv.testing import ScriptedBackend
-from agentkv.turn import ModelTraits
+from agentkv.traits import ModelTraits
 from tests.cases.prompts import begins_with, call, frozen, gone, news, only_grew, tool
 from tests.templates import load
 

@@ -111,7 +111,9 @@ def values(name: str) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.sampled_from(("in transit", "delivered", "lost")),
         texts(name),
-        st.tuples(texts(name), st.integers(200, 2500)).map(lambda pair: f"{pair[0]}{'long ' * pair[1]}"[: pair[1]]),
+        st.tuples(texts(name), st.integers(200, 2500)).map(
+            lambda pair: f"{pair[0]}{'long ' * pair[1]}"[: pair[1]]
+        ),
         st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.lists(st.integers(0, 9), max_size=3)),
     )
 
@@ -153,11 +155,18 @@ def segments(name: str) -> st.SearchStrategy[list[Any]]:
     field = st.sampled_from(LOOSE)
     return st.builds(
         lambda text, keys, values, skill, retrieved, tool: [
-            Policy(Inline("You serve {buyer.name}, tier {buyer.tier}.\n" + text.replace("{", "").replace("}", ""))),
+            Policy(
+                Inline(
+                    "You serve {buyer.name}, tier {buyer.tier}.\n" + text.replace("{", "").replace("}", "")
+                )
+            ),
             *([skill] if skill else []),
             *retrieved,
             *([tool] if tool else []),
-            *(Field(key, value, label=FIELDS[key]) for key, value in zip((*INLINE, *keys), values, strict=False)),
+            *(
+                Field(key, value, label=FIELDS[key])
+                for key, value in zip((*INLINE, *keys), values, strict=False)
+            ),
         ],
         texts(name),
         st.lists(field, max_size=3, unique=True),
@@ -203,7 +212,9 @@ def answers(name: str) -> st.SearchStrategy[Scripted]:
     # Every family has these ids; a backend ends an answer at the first end token.
     ids = st.integers(3, 255).filter(lambda id_: id_ not in ends) | st.sampled_from(others or [3])
     closes = st.booleans()
-    said = st.builds(lambda text, c: Scripted(ids=tuple(encoder.assistant(text)), closes=c), texts(name), closes)
+    said = st.builds(
+        lambda text, c: Scripted(ids=tuple(encoder.assistant(text)), closes=c), texts(name), closes
+    )
     odd = st.builds(lambda made, c: Scripted(ids=tuple(made), closes=c), st.lists(ids, max_size=12), closes)
     thought = said.map(
         lambda answer: Scripted(ids=(*_tagged(name, "<think>", "hm", "</think>"), *(answer.ids or ())))
@@ -215,7 +226,9 @@ def answers(name: str) -> st.SearchStrategy[Scripted]:
 def calls(name: str) -> st.SearchStrategy[Scripted]:
     """Answers with one to three tool calls, of which some are malformed or name no tool."""
     arguments = st.dictionaries(st.sampled_from(["key", "q"]), texts(name), max_size=2)
-    made = st.builds(_call_text, st.sampled_from((*TOOL_NAMES, "nothing")), arguments, st.sampled_from("vvvvcjn"))
+    made = st.builds(
+        _call_text, st.sampled_from((*TOOL_NAMES, "nothing")), arguments, st.sampled_from("vvvvcjn")
+    )
     most = 1 if name in ONE_CALL else 3
     return st.builds(
         lambda lead, bodies, c: Scripted(

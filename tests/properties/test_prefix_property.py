@@ -19,7 +19,18 @@ from hypothesis.stateful import (
 )
 
 import agentkv.turn
-from agentkv import AgentKVContext, Deletion, Field, Ledger, Mode, Policy, Profile, Prompt, ToolResult, TurnReport
+from agentkv import (
+    AgentKVContext,
+    Deletion,
+    Field,
+    Ledger,
+    Mode,
+    Policy,
+    Profile,
+    Prompt,
+    ToolResult,
+    TurnReport,
+)
 from agentkv.encode import Encoding, choose_encoding, encode_ids
 from agentkv.entries import Erratum, Frozen, RebaseReason
 from agentkv.errors import BackendError, TruncationDetectedError
@@ -40,7 +51,10 @@ class Calm(TemplateEncoder):
         self, messages: Sequence[WireMessage], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         bare = [
-            {"type": "function", "function": {"name": tool["function"]["name"], "description": "x", "parameters": {}}}
+            {
+                "type": "function",
+                "function": {"name": tool["function"]["name"], "description": "x", "parameters": {}},
+            }
             for tool in tools or ()
         ]
         return super().opening(_calmed(messages), tools=bare)
@@ -292,7 +306,9 @@ class Conversations(RuleBasedStateMachine):
         answer=st.runner().flatmap(lambda m: make.answers(m.name)),
         user_too=st.booleans(),
     )
-    def say(self, events: list[make.Event], text: str, results: list[str], answer: Scripted, user_too: bool) -> None:
+    def say(
+        self, events: list[make.Event], text: str, results: list[str], answer: Scripted, user_too: bool
+    ) -> None:
         self.apply(events)
         self.turn(self.inputs(text, results, user_too), answer)
 
@@ -303,7 +319,9 @@ class Conversations(RuleBasedStateMachine):
         after=st.runner().flatmap(lambda m: make.answers(m.name)),
         user_too=st.booleans(),
     )
-    def call_tools(self, events: list[make.Event], answer: Scripted, results: list[str], after: Scripted, user_too: bool) -> None:
+    def call_tools(
+        self, events: list[make.Event], answer: Scripted, results: list[str], after: Scripted, user_too: bool
+    ) -> None:
         self.apply(events)
         self.turn(self.inputs("Do it.", results, user_too), answer)
         self.turn(self.inputs("And?", results, user_too), after)
@@ -315,7 +333,9 @@ class Conversations(RuleBasedStateMachine):
         keep=st.booleans(),
         value=st.runner().flatmap(lambda m: make.values(m.name)),
     )
-    def stop_a_stream(self, events: list[make.Event], answer: Scripted, count: int, keep: bool, value: Any) -> None:
+    def stop_a_stream(
+        self, events: list[make.Event], answer: Scripted, count: int, keep: bool, value: Any
+    ) -> None:
         self.apply(events)
         before, truth, self.script = self.context.ledger, self.context.prompt, answer
         with self.context.stream(*self.inputs("Tell me.", ["r"] * 3, False)) as stream:
@@ -333,7 +353,9 @@ class Conversations(RuleBasedStateMachine):
             self.check(before, truth)
         self.alone = False
 
-    @rule(answer=st.runner().flatmap(lambda m: make.answers(m.name)), count=st.integers(0, 6), cut=st.booleans())
+    @rule(
+        answer=st.runner().flatmap(lambda m: make.answers(m.name)), count=st.integers(0, 6), cut=st.booleans()
+    )
     def fail_a_call(self, answer: Scripted, count: int, cut: bool) -> None:
         before = self.context.ledger
         inputs = self.inputs("Fail.", ["r"] * 3, False)
@@ -370,14 +392,21 @@ class Conversations(RuleBasedStateMachine):
         talk, after, report = self.talk, self.context.ledger, self.context.report.last
         assert report is not None
         turn = Turn(
-            self.name, before, after, truth, self.backend.requests[-1].ids.tolist(), report, self.options["profile"]
+            self.name,
+            before,
+            after,
+            truth,
+            self.backend.requests[-1].ids.tolist(),
+            report,
+            self.options["profile"],
         )
         check_growth(turn, talk.sent)
         check_told(turn)
         check_errata(turn)
         check_structure(turn)
         check_stored(turn)
-        check_cache(turn, alone=self.alone)
+        # From the third epoch on, an earlier one than the last may have more of the prompt.
+        check_cache(turn, alone=self.alone and report.epoch < 3)
         shown = make.tokenizer_of(self.name).decode(turn.ids)
         assert not any(secret in shown for secret in talk.secrets)
         answer = after.state.generated
