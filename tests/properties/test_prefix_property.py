@@ -41,8 +41,6 @@ from agentkv.testing import Scripted, ScriptedBackend
 from agentkv.tokenizer import WireMessage
 from tests.properties import strategies as make
 
-EXAMPLES, STEPS = (12, 14) if settings().derandomize else (25, 16)
-
 
 class Calm(TemplateEncoder):
     """Encodes the same conversation with ``x`` for all data, so that only the template makes control ids."""
@@ -421,8 +419,9 @@ def machine(family: str) -> type[Conversations]:
 
 
 SETTINGS = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=STEPS,
+    # Half of what the profile asks for: an example is a conversation of some twenty turns.
+    max_examples=max(1, settings().max_examples // 2),
+    stateful_step_count=14,
     suppress_health_check=list(HealthCheck),
     # The explain phase traces every line, which takes minutes here.
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
