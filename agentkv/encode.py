@@ -12,7 +12,7 @@ from typing import Any, Final, assert_never
 
 from agentkv.entries import Carrier, Erratum, Frozen, Generated, LedgerEntry, Message, SegmentAdded
 from agentkv.errors import LedgerError
-from agentkv.template import Acceptance, TemplateEncoder
+from agentkv.template import Acceptance, TemplateEncoder, escaped
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 from agentkv.tools import without_calls
@@ -90,14 +90,20 @@ def render_told(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> Tok
 
 
 def encode_messages(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> list[WireMessage]:
-    """Return an epoch as chat messages in OpenAI's form."""
+    """Return an epoch as chat messages in OpenAI's form.
+
+    What reads as a control token in a message that is not the model's own is escaped.
+    """
     frozen, groups = _split(entries)
     messages = _opening(frozen)
     for index, (group, answer) in enumerate(groups):
         messages.extend(wire(_with_summary(frozen, group) if index == 0 else group, encoder))
         if answer is not None:
             messages.append(_assistant(answer))
-    return messages
+    controls = encoder.tokenizer.control_tokens
+    return [
+        m if m["role"] == "assistant" else {**m, "content": escaped(m["content"], controls)} for m in messages
+    ]
 
 
 def _split(

@@ -201,7 +201,12 @@ class Ledger:
             check = record["check"]
             loaded = cls().append(entries, ids=None, computed=int(record["computed"]))
             loaded.check = None if check is None else (int(check["tokens"]), str(check["sha256"]))
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
+        except ValidationError as error:
+            # What was read may hold values, which no message repeats.
+            wrong = error.errors(include_input=False, include_url=False, include_context=False)[0]
+            place = ".".join(map(str, wrong["loc"]))
+            raise LedgerFormatError(f"damaged ledger: entry {place}: {wrong['type']}") from None
+        except (KeyError, TypeError, ValueError) as error:
             raise LedgerFormatError(f"damaged ledger: {error}") from error
         return loaded
 

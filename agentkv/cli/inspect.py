@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -56,12 +55,7 @@ def read(file: Path) -> Ledger:
     try:
         return Ledger.from_json(text)
     except LedgerFormatError as error:
-        if not isinstance(error.__cause__, ValidationError):
-            raise LedgerFormatError(f"{file}: {error}") from error
-        # What pydantic says of its own accord repeats the values that it refused.
-        first = error.__cause__.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise LedgerFormatError(f"{file}: damaged ledger: entry {place}: {first['type']}") from None
+        raise LedgerFormatError(f"{file}: {error}") from error
 
 
 def _print(listing: Listing, console: Console) -> None:

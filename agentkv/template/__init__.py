@@ -1,6 +1,7 @@
 """Chat templates: what one does, measured, and how a conversation's ids grow by its new messages only."""
 
 from agentkv.template.encoder import TemplateEncoder
+from agentkv.template.escape import escaped
 from agentkv.template.prefix import BreakPlace, PrefixBreak, prefix_violation
 from agentkv.template.probes import measure, pinned_date
 from agentkv.template.traits import Acceptance, Reasoning, TemplateTraits
@@ -12,6 +13,7 @@ __all__ = [
     "Reasoning",
     "TemplateEncoder",
     "TemplateTraits",
+    "escaped",
     "measure",
     "pinned_date",
     "prefix_violation",
