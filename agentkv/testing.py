@@ -125,6 +125,8 @@ class ScriptedBackend:
         One for each call, in order; the last is repeated for ever.
     block_size, context_window
         As `Capabilities`.
+    prefill_s
+        What `Completion.ttft_s` says for each computed prompt token, in seconds; no time passes.
     capacity
         How many sequences the cache holds for each salt; the least recently used is evicted.
 
@@ -140,6 +142,7 @@ class ScriptedBackend:
         *,
         block_size: int = 1,
         context_window: int = 1_000_000,
+        prefill_s: float = 0.0,
         capacity: int = 64,
         tokenizer: Any = None,
     ) -> None:
@@ -147,6 +150,7 @@ class ScriptedBackend:
         if not script:
             raise ValueError("a scripted backend needs at least one answer")
         self._answers = itertools.chain(script, itertools.repeat(script[-1]))
+        self._prefill_s = prefill_s
         self._capacity = capacity
         self._sequences: dict[str, list[tuple[TokenIds, int]]] = {}
         self._lock = threading.Lock()
@@ -233,8 +237,8 @@ class ScriptedBackend:
                 computed_tokens=read - min(cached, read),
                 generated_tokens=len(given),
             ),
-            ttft_s=0.0,
-            duration_s=0.0,
+            ttft_s=(read - min(cached, read)) * self._prefill_s,
+            duration_s=(read - min(cached, read)) * self._prefill_s,
         )
 
     def _cached(self, request: Request) -> int:

@@ -1,4 +1,4 @@
-"""A real model in a real conversation: what it is told reaches it, and what is reused is what was computed."""
+"""A real model in a real conversation: what it is told is heeded, what is reused is what was computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from agentkv import AgentKVContext, Costs, Field, Policy, Prompt, UserMessage, begin
 from agentkv.backends import Capabilities, Event, Request, TransformersBackend, complete
 from agentkv.entries import Erratum
-from agentkv.turn import ModelTraits
+from agentkv.traits import ModelTraits
 
 POLICY = (
     "You help the clerks of a parcel office. Answer in one short sentence. "
@@ -159,7 +159,7 @@ from pathlib import Path
 from agentkv import Costs, Ledger, Prompt, UserMessage, begin
 from agentkv.backends import Capabilities
 from agentkv.huggingface import HuggingFaceTokenizer
-from agentkv.turn import ModelTraits
+from agentkv.traits import ModelTraits
 from tests.oracle.test_small_model_behaviour import FIELDS, key_of, segments
 prompt = Prompt.of(segments()).with_texts({key_of(FIELDS[1][0]): FIELDS[1][2], key_of(FIELDS[2][0]): "Ana"})
 traits = ModelTraits(HuggingFaceTokenizer.from_pretrained(sys.argv[1]), Capabilities("other", 8192, 1))

@@ -60,7 +60,7 @@ SNIPPETS: Final = (
     "delivered",
 )
 
-# A "▁" stands for a space in sentencepiece models and one normalizer folds "＜": neither comes back as itself.
+# Sentencepiece models read "▁" as a space and one normalizer folds "＜": neither comes back unchanged.
 _CHARACTERS: Final = st.characters(exclude_categories=["Cs"], exclude_characters="▁＜\0")
 
 TOOL_NAMES: Final = ("lookup", "refund", "cancel")
