@@ -179,7 +179,8 @@ def combinations(profile: Profile) -> list[tuple[int, int, int]]:
         return [(t, p, f) for p in PROMPT_TOKENS for f in FIELD_COUNTS for t in TURN_COUNTS]
     lengths = [(t, 10_000, 100) for t in TURN_COUNTS]
     prompts = [(100, p, 10) for p in PROMPT_TOKENS]
-    return lengths + prompts + [(100, 10_000, f) for f in FIELD_COUNTS if f != 100]
+    by_fields = [(100, 10_000, f) for f in FIELD_COUNTS]
+    return list(dict.fromkeys([*lengths, *prompts, *by_fields]))
 
 
 def growth(rows: Sequence[Mapping[str, Any]]) -> float:

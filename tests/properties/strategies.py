@@ -273,7 +273,7 @@ def events(name: str) -> st.SearchStrategy[list[Event]]:
         _event("ask_for_a_rebase", keep=st.sampled_from([None, 0, 1, 2]), summary=texts(name)),
         _event("change_the_policy", text=texts(name)),
     )
-    often = st.one_of(set_it, back, retrieved, added, removed)
+    often = st.one_of(set_it, back, retrieved, added, removed, _event("resume"))
     return st.lists(st.integers(0, 11).flatmap(lambda one: rare if one == 11 else often), max_size=4)
 
 

@@ -118,9 +118,14 @@ class Conversations(RuleBasedStateMachine):
         self.context.rebase(summary=summary or None if keep is not None else None, keep_last=keep)
         self.alone = False
 
+    def resume(self) -> None:
+        parts, saved = make.parts_of(self.context.prompt), self.context.ledger.to_json()
+        self.context.__exit__(None, None, None)
+        self.talk.context = AgentKVContext.resume(self.backend, saved, parts, **self.options).__enter__()
+
     # What becomes of a conversation.
 
-    @rule(what=st.sampled_from(["fork", "another", "resume", "resume", "erase"]))
+    @rule(what=st.sampled_from(["fork", "another", "erase"]))
     def go_on(self, what: str) -> None:
         match what:
             case "fork" if len(self.talks) < 3:
@@ -131,12 +136,6 @@ class Conversations(RuleBasedStateMachine):
                 self.alone = False
             case "another":
                 self.talks.insert(0, self.talks.pop())
-            case "resume":
-                parts = make.parts_of(self.context.prompt)
-                saved = self.context.ledger.to_json()
-                self.context.__exit__(None, None, None)
-                resumed = AgentKVContext.resume(self.backend, saved, parts, **self.options)
-                self.talk.context = resumed.__enter__()
             case "erase" if not self.context.ledger.state.open_calls:
                 self.erase_a_secret()
             case _:
@@ -279,8 +278,8 @@ def machine(family: str, *, only_growth: bool = False) -> type[Conversations]:
 
 
 SETTINGS = settings(
-    # Half of what the profile asks for: an example is a conversation of some twenty turns.
-    max_examples=max(1, settings().max_examples // 2),
+    # Fewer than the profile asks for: an example is a conversation of some twenty turns.
+    max_examples=max(1, settings().max_examples * 4 // 5),
     stateful_step_count=14,
     suppress_health_check=list(HealthCheck),
     # The explain phase traces every line, which takes minutes here.
