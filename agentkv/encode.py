@@ -12,7 +12,7 @@ from typing import Any, Final, assert_never
 
 from agentkv.entries import Carrier, Erratum, Frozen, Generated, LedgerEntry, Message, SegmentAdded
 from agentkv.errors import LedgerError
-from agentkv.template import Acceptance, TemplateEncoder, escaped
+from agentkv.template import Acceptance, TemplateEncoder, escaped, escaped_schema
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 from agentkv.tools import without_calls
@@ -78,7 +78,8 @@ def answer_ids(answer: Generated, encoder: TemplateEncoder) -> Sequence[int]:
 def render_ids(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> TokenIds:
     """Encode an epoch as a chat endpoint would: all messages through the template, then tokenised."""
     frozen, _ = _split(entries := list(entries))
-    return TokenIds(encoder.render_all(encode_messages(entries, encoder), tools=frozen.tools))
+    tools = [escaped_schema(tool, encoder.tokenizer.control_tokens) for tool in frozen.tools]
+    return TokenIds(encoder.render_all(encode_messages(entries, encoder), tools=tools))
 
 
 def render_told(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) -> TokenIds:

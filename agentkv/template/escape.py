@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from agentkv.errors import TemplateError
 
@@ -33,6 +33,28 @@ def escaped(text: str, control_tokens: Iterable[str]) -> str:
             )
         text = pattern.sub(lambda match: match[0][0] + BREAK + match[0][1:], text)
     return text
+
+
+def escaped_schema(schema: Any, control_tokens: Iterable[str]) -> Any:
+    """Return a tool's schema with each of its strings `escaped`.
+
+    Raises
+    ------
+    TemplateError
+        A key holds a control token; it cannot be escaped, as calls have to name it.
+    """
+    match schema:
+        case str():
+            return escaped(schema, control_tokens)
+        case Mapping():
+            for key in schema:
+                if escaped(key, control_tokens) != key:
+                    raise TemplateError(f"a tool has a key {key!r} that holds a control token: rename it")
+            return {key: escaped_schema(item, control_tokens) for key, item in schema.items()}
+        case list() | tuple():
+            return [escaped_schema(item, control_tokens) for item in schema]
+        case _:
+            return schema
 
 
 @lru_cache(maxsize=32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv import Deletion, Ledger, Profile, Prompt, TurnReport
-from agentkv.encode import Encoding, choose_encoding, encode_ids
+from agentkv.encode import Encoding, choose_encoding, encode_ids, render_ids
 from agentkv.entries import Erratum, Frozen, RebaseReason
 from agentkv.plan import AppendErratum
 from agentkv.report import Miss
@@ -24,17 +24,27 @@ class Calm(TemplateEncoder):
     def opening(
         self, messages: Sequence[WireMessage], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        bare = [
-            {
-                "type": "function",
-                "function": {"name": tool["function"]["name"], "description": "x", "parameters": {}},
-            }
-            for tool in tools or ()
-        ]
-        return super().opening(_calmed(messages), tools=bare)
+        return super().opening(_calmed(messages), tools=_bare(tools))
 
     def extension(self, generated: Sequence[int], messages: Sequence[WireMessage]) -> list[int]:
         return super().extension(generated, _calmed(messages))
+
+    def render_all(
+        self, messages: Sequence[WireMessage], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        # What the model said is its own, control tokens included.
+        calm = [m if m["role"] == "assistant" else _calmed([m])[0] for m in messages]
+        return super().render_all(calm, tools=_bare(tools))
+
+
+def _bare(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool["function"]["name"], "description": "x", "parameters": {}},
+        }
+        for tool in tools or ()
+    ]
 
 
 def _calmed(messages: Sequence[WireMessage]) -> list[WireMessage]:
@@ -117,7 +127,7 @@ def check_errata(turn: Turn) -> None:
 def _forms(turn: Turn, erratum: Erratum) -> Iterator[str]:
     """Yield what a template may write for an erratum: its text, or that as JSON."""
     if choose_encoding(make.encoder_of(turn.name)) is Encoding.MESSAGES:
-        # Control tokens in data have their power there, and are not decoded.
+        # There control tokens in data are escaped, so that the text is another one.
         yield turn.profile.wording.header.format(revision=erratum.revision).strip()
     yield from (
         erratum.text,
@@ -128,11 +138,11 @@ def _forms(turn: Turn, erratum: Erratum) -> Iterator[str]:
 
 def check_structure(turn: Turn) -> None:
     """The prompt has the control ids of the template and of the answers; data adds none."""
-    if choose_encoding(make.encoder_of(turn.name)) is Encoding.TOKENS:
-        entries = [*turn.after.epoch_entries()][:-1]
-        known = frozenset(make.tokenizer_of(turn.name).control_tokens.values())
-        calm = encode_ids(entries, Calm(make.tokenizer_of(turn.name), make.encoder_of(turn.name).traits))
-        assert [i for i in turn.ids if i in known] == [i for i in calm if i in known]
+    tokenizer, encoder = make.tokenizer_of(turn.name), make.encoder_of(turn.name)
+    encode = encode_ids if choose_encoding(encoder) is Encoding.TOKENS else render_ids
+    calm = encode([*turn.after.epoch_entries()][:-1], Calm(tokenizer, encoder.traits))
+    known = frozenset(tokenizer.control_tokens.values())
+    assert [i for i in turn.ids if i in known] == [i for i in calm if i in known]
 
 
 def check_stored(turn: Turn) -> None:
@@ -149,7 +159,8 @@ def check_cache(turn: Turn, *, alone: bool) -> None:
     assert turn.report.cached_tokens >= turn.report.predicted_cached_tokens
     if turn.report.cached_tokens != turn.report.predicted_cached_tokens:
         assert turn.report.miss is Miss.SHARED
-        assert not alone
+        # Where prompts are rendered anew, one before the last may share more with this one.
+        assert not alone or choose_encoding(make.encoder_of(turn.name)) is Encoding.MESSAGES
 
 
 def _new(turn: Turn) -> Iterator[Any]:
