@@ -118,7 +118,7 @@ def make_plan(
     if difference.segments or difference.tools:
         operations.append(AppendSegment(difference.segments, difference.tools))
     if difference.changes or gone or restated:
-        snapshot = bool(difference.changes) and ledger.state.since_snapshot + 1 >= profile.snapshot_every
+        snapshot = ledger.state.since_snapshot + 1 >= profile.snapshot_every
         operations.append(AppendErratum(difference.changes, gone, () if snapshot else restated, snapshot))
     return tuple(operations)
 

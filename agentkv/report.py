@@ -16,7 +16,7 @@ class Miss(StrEnum):
     TEMPLATE = "the chat template rewrote earlier messages"
     SHORT = "the prefix is shorter than a block"
     LOST = "evicted, or another replica answered"
-    UNREPORTED = "the server does not report cached tokens"
+    UNREPORTED = "cached tokens are not known: the server does not report them, or the answer was stopped"
     SHARED = "another call had more of the prefix in the cache"
 
 

@@ -329,9 +329,9 @@ def finish(
     )
     generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
     ids = pending.ids.extend(generated)
-    ledger = pending.ledger.append(
-        [*pending.entries, answer], ids=ids, computed=len(pending.ids) + max(0, len(generated) - 1)
-    )
+    # A stream that was stopped before its first token may not even have read the prompt.
+    computed = len(ids) - 1 if generated else pending.predicted_cached_tokens
+    ledger = pending.ledger.append([*pending.entries, answer], ids=ids, computed=computed)
     state = ledger.state
     report = TurnReport(
         turn=state.turns,
