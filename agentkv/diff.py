@@ -68,7 +68,7 @@ def compare(prompt: Prompt, ledger: Ledger) -> Difference:
     segments = tuple(
         segment for segment in prompt.segments if state.segments.get(segment.key) != segment.digest
     )
-    tools = tuple(tool for tool in prompt.tools if state.tools.get(tool.name) != tool.digest)
+    tools = tuple(tool for tool in prompt.tools if state.tools.get(tool.name) != tool.text)
     return Difference(tuple(changes), segments, tools, tuple(_gone(prompt, state)))
 
 
@@ -77,20 +77,25 @@ def _gone(prompt: Prompt, state: LedgerState) -> Iterator[Gone]:
         declared = {segment.key for segment in prompt.segments}
         for key, digest in state.segments.items():
             if key not in declared and digest is not None:
-                kind, _, name = key.partition(":")
                 deletion = prompt.deletions.get(key, _default_deletion(key))
-                yield Gone(key, deletion, f"{kind} {name!r}")
+                yield Gone(key, deletion, label_of(key))
     if state.tools:
         names = {tool.name for tool in prompt.tools}
         for name, digest in state.tools.items():
             if name not in names and digest is not None:
                 deletion = prompt.deletions.get(f"tool:{name}", Deletion.SOFT)
-                yield Gone(f"tool:{name}", deletion, f"tool {name!r}")
+                yield Gone(f"tool:{name}", deletion, label_of(f"tool:{name}"))
     if len(state.fields) == len(prompt.fields) and state.fields.keys() == prompt.fields.keys():
         return
     for key, told in state.fields.items():
         if key not in prompt.fields and told.text is not None:
             yield Gone(key, prompt.deletions.get(key, Deletion.SOFT), told.label)
+
+
+def label_of(key: str) -> str:
+    """Return what an erratum calls a segment or tool: ``skill 'returns'``."""
+    kind, _, name = key.partition(":")
+    return f"{kind} {name!r}"
 
 
 def _default_deletion(key: str) -> Deletion:

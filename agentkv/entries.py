@@ -59,7 +59,7 @@ class Frozen(Entry):
     """Text of the system message."""
     tools: tuple[dict[str, Any], ...]
     """Schemas that the template renders; empty where they are part of `system`."""
-    tool_digests: dict[str, str]
+    tool_texts: dict[str, str]
     """Tool name to the tool's canonical JSON."""
     template_arguments: dict[str, Any]
     segments: dict[str, str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeVar, assert_never
@@ -222,6 +222,16 @@ class Ledger:
         """Return a copy without any value or text that was ever told of these fields, segments and tools."""
         return Ledger().append(erased(self, keys), ids=None, computed=0)
 
+    def requoted(self, quote: Callable[[str], str]) -> Ledger:
+        """Return a copy with `quote` applied to what users and tools said; the ids stay those sent."""
+        entries = [
+            entry.model_copy(update={"content": quote(entry.content)})
+            if isinstance(entry, Message)
+            else entry
+            for entry in self
+        ]
+        return Ledger().append(entries, ids=self.ids, computed=self.computed)
+
     def without_ids(self) -> Ledger:
         """Return a copy whose answers are known by text only, for another tokenizer."""
         entries = [e.model_copy(update={"ids": None}) if isinstance(e, Generated) else e for e in self]
@@ -247,7 +257,7 @@ def _after(state: LedgerState, entry: LedgerEntry, index: int) -> LedgerState:
                     {key: Told(text, entry.labels[key]) for key, text in entry.fields.items()}
                 ),
                 segments=MappingProxyType(dict(entry.segments)),
-                tools=MappingProxyType(dict(entry.tool_digests)),
+                tools=MappingProxyType(dict(entry.tool_texts)),
                 errata=0,
                 since_snapshot=0,
                 errata_tokens=0,

@@ -82,6 +82,17 @@ def quote_forgeries(text: str, word: str) -> str:
     )
 
 
+def holds_phrase(text: str, phrases: tuple[str, ...]) -> bool:
+    """Whether one of `phrases` stands in a text, however it is spelled."""
+    words = " ".join(re.findall(r"\w+", skeleton(text)))
+    return any(f" {phrase} " in f" {words} " for phrase in _phrases(phrases))
+
+
+@lru_cache(maxsize=64)
+def _phrases(phrases: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(" ".join(re.findall(r"\w+", skeleton(phrase))) for phrase in phrases)
+
+
 @lru_cache(maxsize=64)
 def _beginning(word: str) -> re.Pattern[str]:
     letters = r"[\W_]*".join(re.escape(c) for c in skeleton(word) if c.isalnum())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import TypeAlias
 
 from agentkv.costs import Costs
-from agentkv.diff import Change, Difference, Gone, changes_policy
+from agentkv.diff import Change, Difference, Gone, changes_policy, label_of
 from agentkv.entries import RebaseReason
 from agentkv.hunks import find_hunk
 from agentkv.ledger import Ledger
@@ -40,9 +41,15 @@ class AppendErratum:
     """Keys of standing fields that are said again."""
     snapshot: bool = False
     """Whether every field told so far is stated."""
+    replaced: tuple[str, ...] = ()
+    """What an `AppendSegment` of the same plan replaces, as the erratum calls it."""
 
     def __str__(self) -> str:
-        keys = (*(c.key for c in self.changes), *(f"-{g.key}" for g in self.gone))
+        keys = (
+            *(change.key for change in self.changes),
+            *(f"-{gone.key}" for gone in self.gone),
+            *(f"replaced {label}" for label in self.replaced),
+        )
         again = f" again({', '.join(self.restated)})" if self.restated else ""
         return f"erratum{'+snapshot' if self.snapshot else ''}({', '.join(keys)}){again}"
 
@@ -107,8 +114,9 @@ def make_plan(
     """
     gone = tuple(gone for gone in difference.gone if gone.deletion is Deletion.SOFT)
     restated = _restated(difference, prompt, ledger, profile, asked)
+    replaced = tuple(_replaced(difference, ledger))
     reason = _rebase_reason(difference, prompt, ledger, mode, requested)
-    if reason is None and mode is Mode.ON and (difference.changes or gone or restated):
+    if reason is None and mode is Mode.ON and (difference.changes or gone or restated or replaced):
         reason = _erratum_refused(difference, ledger, profile, costs, window)
     if reason is not None:
         return (Rebase(reason),)
@@ -117,10 +125,21 @@ def make_plan(
     operations: list[Operation] = []
     if difference.segments or difference.tools:
         operations.append(AppendSegment(difference.segments, difference.tools))
-    if difference.changes or gone or restated:
+    if difference.changes or gone or restated or replaced:
         snapshot = ledger.state.since_snapshot + 1 >= profile.snapshot_every
-        operations.append(AppendErratum(difference.changes, gone, () if snapshot else restated, snapshot))
+        said_again = () if snapshot else restated
+        operations.append(AppendErratum(difference.changes, gone, said_again, snapshot, replaced))
     return tuple(operations)
+
+
+def _replaced(difference: Difference, ledger: Ledger) -> Iterator[str]:
+    state = ledger.state
+    for segment in difference.segments:
+        if state.segments.get(segment.key) is not None:
+            yield label_of(segment.key)
+    for tool in difference.tools:
+        if state.tools.get(tool.name) is not None:
+            yield label_of(f"tool:{tool.name}")
 
 
 def _rebase_reason(

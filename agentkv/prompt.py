@@ -24,6 +24,7 @@ from agentkv.segments import (
     Skill,
     TextSegment,
     Tools,
+    member,
 )
 from agentkv.tools import ToolSpec
 
@@ -186,7 +187,7 @@ class Prompt:
         deletions = dict(self.deletions)
         deletions.pop(key, None)
         if deletion is not None:
-            deletions[key] = deletion
+            deletions[key] = member(Deletion, deletion, f"removing {key!r}")
         return replace(
             self,
             segments=tuple(segment for segment in self.segments if segment.key != key),

@@ -28,20 +28,53 @@ _Record = TypeVar("_Record", bound=Entry)
 def erased(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> list[LedgerEntry]:
     """Return copies without any value or text that was ever told of these fields, segments and tools.
 
-    Errata that state one of them keep nothing of their text: it may hold a part of a value.
+    Prefixes and errata that state one of them keep nothing of their text. In what was said and answered,
+    and in the texts of others, every such value is searched, but for those that tell nothing by themselves:
+    ``yes``, ``no``, ``none``, numbers of fewer than four digits, and what has fewer than three characters.
     """
     given = list(entries)
-    made: list[LedgerEntry] = []
-    for entry in redacted(given, told_texts(given, keys)):
-        match entry:
-            case Erratum() if any(statement.key in keys for statement in entry.statements):
-                made.append(entry.model_copy(update={"text": REDACTED}))
-            case Frozen() if any(f"tool:{name}" in keys for name in entry.tool_digests):
-                kept = tuple(t for t in entry.tools if f"tool:{t['function']['name']}" not in keys)
-                made.append(entry.model_copy(update={"tools": kept}))
-            case _:
-                made.append(entry)
-    return made
+    secrets = [text for text in told_texts(given, keys) if _tells(text)]
+    return [_without(entry, keys) for entry in redacted(given, secrets)]
+
+
+def _tells(text: str) -> bool:
+    least = 4 if text.strip().isdecimal() else 3
+    return len(text.strip()) >= least and text not in ("yes", "none", "null", "true", "false")
+
+
+def _without(entry: LedgerEntry, keys: Sequence[str]) -> LedgerEntry:
+    match entry:
+        case Erratum() if any(statement.key in keys for statement in entry.statements):
+            said = tuple(
+                s.model_copy(update={"now": REDACTED}) if s.key in keys and s.now is not None else s
+                for s in entry.statements
+            )
+            return entry.model_copy(update={"text": REDACTED, "statements": said})
+        case Frozen() if _shows(entry, keys):
+            kept = tuple(t for t in entry.tools if f"tool:{t['function']['name']}" not in keys)
+            return entry.model_copy(
+                update={
+                    "system": REDACTED,
+                    "tools": kept,
+                    "fields": _blanked(entry.fields, keys),
+                    "texts": _blanked(entry.texts, keys),
+                }
+            )
+        case SegmentAdded() if any(key in entry.texts for key in keys):
+            return entry.model_copy(update={"text": REDACTED, "texts": _blanked(entry.texts, keys)})
+        case _:
+            return entry
+
+
+def _shows(entry: Frozen, keys: Sequence[str]) -> bool:
+    return any(
+        key in entry.fields or key in entry.texts or key.removeprefix("tool:") in entry.tool_texts
+        for key in keys
+    )
+
+
+def _blanked(texts: Mapping[str, str], keys: Sequence[str]) -> dict[str, str]:
+    return {key: REDACTED if key in keys else text for key, text in texts.items()}
 
 
 def told_texts(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> Iterator[str]:
@@ -51,7 +84,7 @@ def told_texts(entries: Iterable[LedgerEntry], keys: Sequence[str]) -> Iterator[
             case Frozen():
                 yield from (entry.fields[key] for key in keys if key in entry.fields)
                 yield from (entry.texts[key] for key in keys if key in entry.texts)
-                yield from _tool_texts(entry.tool_digests, keys)
+                yield from _tool_texts(entry.tool_texts, keys)
             case SegmentAdded():
                 yield from (entry.texts[key] for key in keys if key in entry.texts)
                 yield from _tool_texts(entry.tools, keys)
@@ -85,7 +118,7 @@ def redacted(entries: Iterable[LedgerEntry], secrets: Iterable[str]) -> list[Led
 def _clean(entry: LedgerEntry, secrets: re.Pattern[str]) -> LedgerEntry:
     match entry:
         case Frozen():
-            names = ("system", "tools", "tool_digests", "texts", "fields", "summary", "template_arguments")
+            names = ("system", "tools", "tool_texts", "texts", "fields", "summary", "template_arguments")
             return _changed(entry, names, secrets)
         case Message():
             return _changed(entry, ("content",), secrets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from agentkv.salts import Namespace
 from agentkv.segments import Document, Inline, Skill, Text, TextSegment
 from agentkv.template import Acceptance, TemplateTraits
 from agentkv.tools import ToolSpec, as_text
-from agentkv.values import quoted
-from agentkv.wording import erratum_text, facts_list, neutral, snapshot_text
+from agentkv.wording import erratum_text, facts_list, neutral, snapshot_text, value_text
 
 Addition: TypeAlias = AppendErratum | AppendSegment
 
@@ -72,7 +72,7 @@ def freeze(
         reason=reason,
         system="\n\n".join(_system_parts(prompt, profile, mode, tools_as_text=not template.tools)),
         tools=tuple(schemas) if template.tools else (),
-        tool_digests={tool.name: tool.digest for tool in prompt.tools},
+        tool_texts={tool.name: tool.text for tool in prompt.tools},
         template_arguments=dict(prompt.template_arguments),
         segments={segment.key: segment.digest for segment in prompt.segments},
         texts={segment.key: _body(segment, prompt, profile) for segment in prompt.segments},
@@ -107,14 +107,17 @@ def segment_text(segment: TextSegment, prompt: Prompt, profile: Profile) -> str:
         case Skill():
             return f"## Skill: {segment.name}\n{body}"
         case Document():
-            return f"<document name={segment.name!r}>\n{body}\n</document>"
+            name = (
+                json.dumps(segment.name, ensure_ascii=False).replace("<", r"\u003c").replace(">", r"\u003e")
+            )
+            return f"<document name={name}>\n{body}\n</document>"
         case _:
             return body
 
 
 def _body(segment: TextSegment, prompt: Prompt, profile: Profile) -> str:
     """Return a segment's text as it stands in the prompt, without what encloses it."""
-    text = _filled(segment.text, prompt)
+    text = _filled(segment.text, prompt, profile)
     if isinstance(segment, Document):
         text = _FENCE.sub("< ", text)
     elif not isinstance(segment.text, Inline):
@@ -123,11 +126,12 @@ def _body(segment: TextSegment, prompt: Prompt, profile: Profile) -> str:
     return neutral(text.strip(), profile.wording)
 
 
-def _filled(text: Text, prompt: Prompt) -> str:
+def _filled(text: Text, prompt: Prompt, profile: Profile) -> str:
     if not isinstance(text, Inline):
         return text
     return "".join(
-        literal + ("" if key is None else quoted(prompt.fields[key].text)) for literal, key in text.parts
+        literal + ("" if key is None else value_text(prompt.fields[key].text, profile.wording))
+        for literal, key in text.parts
     )
 
 
@@ -178,7 +182,7 @@ def _addition(
                 parts.append(_new_tools(operation.tools))
             return SegmentAdded(
                 segments={segment.key: segment.digest for segment in operation.segments},
-                tools={tool.name: tool.digest for tool in operation.tools},
+                tools={tool.name: tool.text for tool in operation.tools},
                 texts={s.key: _body(s, prompt, profile) for s in operation.segments},
                 text="\n\n".join(parts),
                 carrier=carrier,
@@ -208,14 +212,28 @@ def _erratum(
             if key not in stated
         ]
         text = snapshot_text(
-            revision, operation.changes, ledger.state.fields, operation.gone, prompt, profile
+            revision,
+            operation.changes,
+            ledger.state.fields,
+            operation.gone,
+            operation.replaced,
+            prompt,
+            profile,
         )
     else:
         statements += [
             Statement(key=key, label=prompt.fields[key].label, now=prompt.fields[key].text)
             for key in operation.restated
         ]
-        text = erratum_text(revision, operation.changes, operation.gone, operation.restated, prompt, profile)
+        text = erratum_text(
+            revision,
+            operation.changes,
+            operation.gone,
+            operation.restated,
+            operation.replaced,
+            prompt,
+            profile,
+        )
     return Erratum(
         revision=revision,
         statements=tuple(statements),

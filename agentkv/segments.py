@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from agentkv.errors import FieldError, SegmentError
 from agentkv.tools import ToolSpec
@@ -97,6 +97,23 @@ def _check_text(kind: str, name: str, text: object) -> None:
         raise SegmentError(f"{kind} {name!r}: its text holds a lone surrogate, which has no UTF-8; remove it")
 
 
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def member(kind: type[_Member], value: _Member | str, what: str) -> _Member:
+    """Return a member of an enumeration, given as such or by its value.
+
+    Raises
+    ------
+    SegmentError
+        There is no such member.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise SegmentError(f"{what}: {value!r} is none of {', '.join(kind)}") from None
+
+
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise SegmentError(f"{kind}: name {name!r} must be one line of printable text")
@@ -112,6 +129,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _check_name("Policy", self.name)
+        object.__setattr__(self, "scope", member(Scope, self.scope, f"Policy {self.name!r}: scope"))
         _check_text("Policy", self.name, self.text)
 
     @property
@@ -135,6 +153,7 @@ class Skill:
 
     def __post_init__(self) -> None:
         _check_name("Skill", self.name)
+        object.__setattr__(self, "scope", member(Scope, self.scope, f"Skill {self.name!r}: scope"))
         _check_text("Skill", self.name, self.text)
 
     @property
@@ -158,6 +177,7 @@ class Document:
 
     def __post_init__(self) -> None:
         _check_name("Document", self.name)
+        object.__setattr__(self, "scope", member(Scope, self.scope, f"Document {self.name!r}: scope"))
         _check_text("Document", self.name, self.text)
 
     @property
@@ -197,7 +217,7 @@ TextSegment: TypeAlias = Policy | Skill | Document
 """A segment that is text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Field:
     """A mutable value that the prompt shows.
 
@@ -238,15 +258,33 @@ class Field:
         check_key(self.key)
         if not self.label:
             object.__setattr__(self, "label", self.key.replace("_", " ").replace(".", " ").capitalize())
-        if not self.label.isprintable() or self.label != self.label.strip():
-            raise FieldError(f"field {self.key!r}: label {self.label!r} must be one line of printable text")
+        for name, text in (("label", self.label), ("unit", self.unit)):
+            if text is not None and not _is_line(text):
+                raise FieldError(f"field {self.key!r}: {name} {text!r} must be one line of printable text")
+        if not isinstance(self.depends_on, tuple | list) or not all(
+            isinstance(k, str) for k in self.depends_on
+        ):
+            raise FieldError(
+                f"field {self.key!r}: depends_on {self.depends_on!r} must be a tuple of field keys"
+            )
+        if self.granularity is not None:
+            granularity = member(Granularity, self.granularity, f"field {self.key!r}: granularity")
+            object.__setattr__(self, "granularity", granularity)
         object.__setattr__(self, "text", with_unit(canonical(value, granularity=self.granularity), self.unit))
+
+    def __repr__(self) -> str:
+        shown = "…" if self.sensitive else repr(self.text)
+        return f"Field({self.key!r}, {shown}, label={self.label!r})"
 
     def told(self, text: str) -> Field:
         """Return a copy whose canonical text is `text`, unit included."""
         made = replace(self, value="")
         object.__setattr__(made, "text", text)
         return made
+
+
+def _is_line(text: object) -> bool:
+    return isinstance(text, str) and text.isprintable() and text == text.strip() and bool(text)
 
 
 _KEY_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_.:-")

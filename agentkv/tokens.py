@@ -39,32 +39,37 @@ class TokenIds:
         An id is negative or does not fit 32 bits.
     """
 
-    __slots__ = ("_buffer", "_length")
+    __slots__ = ("_buffer", "_highest", "_length")
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._buffer = _Buffer(array(_TYPECODE, ids))
         self._length = len(self._buffer.ids)
+        self._highest: int | None = None
 
     @classmethod
-    def _over(cls, buffer: _Buffer, length: int) -> TokenIds:
+    def _over(cls, buffer: _Buffer, length: int, highest: int | None = None) -> TokenIds:
         made = cls.__new__(cls)
         made._buffer = buffer
         made._length = length
+        made._highest = highest
         return made
 
     def extend(self, ids: Iterable[int]) -> TokenIds:
-        """Return these ids followed by `ids`; costs O(new) unless another extension came first."""
+        """Return these ids followed by `ids`; costs O(new) unless a different extension came first."""
         new = array(_TYPECODE, ids)
         if not new:
             return self
-        buffer = self._buffer
+        buffer, start, end = self._buffer, self._length, self._length + len(new)
+        highest = None if self._highest is None else max(self._highest, *new)
         with buffer.lock:
-            if len(buffer.ids) == self._length:
-                buffer.ids.extend(new)
-                return TokenIds._over(buffer, self._length + len(new))
-        own = buffer.ids[: self._length]
+            # The model's cache and the conversation both append the answer: the second finds it there.
+            there = buffer.ids[start:end]
+            if there == new[: len(there)]:
+                buffer.ids.extend(new[len(there) :])
+                return TokenIds._over(buffer, end, highest)
+            own = buffer.ids[:start]
         own.extend(new)
-        return TokenIds._over(_Buffer(own), len(own))
+        return TokenIds._over(_Buffer(own), end, highest)
 
     def prefix(self, length: int) -> TokenIds:
         """Return the first `length` ids, sharing the buffer."""
@@ -86,6 +91,12 @@ class TokenIds:
                 if mine[index] != theirs[index]:
                     return index
         return most
+
+    def highest(self) -> int:
+        """Return the highest id, 0 if there is none; remembered, so that extensions look at new ids only."""
+        if self._highest is None:
+            self._highest = max(self._buffer.ids[: self._length], default=0)
+        return self._highest
 
     def tolist(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Copy the ids in ``[start, stop)`` into a list."""

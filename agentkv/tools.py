@@ -74,7 +74,7 @@ class ToolSpec:
         }
 
     @property
-    def digest(self) -> str:
+    def text(self) -> str:
         """Canonical JSON of the whole tool; equal for equal tools."""
         return json.dumps([self.name, self.description, self.parameters_json], ensure_ascii=False)
 

@@ -212,7 +212,7 @@ class _Maker:
         encoder = self.traits.encoder(self.prompt.template_arguments, day)
         before_them: tuple[LedgerEntry, ...] = ()
         if rebase is not None:
-            ledger = self._erased(ledger, rebase)
+            ledger = self._requoted(self._erased(ledger, rebase))
             before_them = (self._frozen(ledger, rebase, encoder, day),)
             if self._carried(ledger).since >= len(ledger):
                 # The summary is folded into this very message, and a correction has to stand behind it.
@@ -221,7 +221,8 @@ class _Maker:
         rendered = render_additions(additions, messages, self.prompt, ledger, profile, encoder.traits)
         entries = (*before_them, *(_counted(entry, encoder) for entry in rendered))
         ids = _encode(ledger, entries, encoder, fresh=rebase is not None)
-        before = self.ledger.ids if ledger is self.ledger else None
+        erased = rebase is not None and rebase.reason is RebaseReason.ERASED
+        before = None if erased else self.ledger.ids
         common = 0 if before is None else ids.common_prefix(before)
         return PendingTurn(
             ledger=ledger,
@@ -241,6 +242,13 @@ class _Maker:
         if rebase.reason is not RebaseReason.ERASED:
             return ledger
         return ledger.erase(*(item.key for item in self.difference.gone if item.deletion is Deletion.HARD))
+
+    def _requoted(self, ledger: Ledger) -> Ledger:
+        """Quote what was said under another wording, whose errata began otherwise."""
+        frozen, wording = ledger.state.frozen, self.traits.profile.wording
+        if frozen is None or self.mode is not Mode.ON or wording.announcement in frozen.system:
+            return ledger
+        return ledger.requoted(lambda text: neutral(text, wording))
 
     def _carried(self, ledger: Ledger) -> Carry:
         last = ledger.state.frozen
@@ -364,7 +372,7 @@ def _corrected(plan: Plan) -> tuple[str, ...]:
 
 def _tool_names(pending: PendingTurn) -> frozenset[str] | None:
     declared = frozenset(tool.name for tool in pending.prompt.tools)
-    told = pending.ledger.state.tools or pending.frozen.tool_digests
+    told = pending.ledger.state.tools or pending.frozen.tool_texts
     return declared if told or declared else None
 
 

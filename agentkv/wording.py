@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentkv.diff import Change, Gone
 from agentkv.hunks import find_hunk
 from agentkv.ledger import Told
-from agentkv.lookalike import quote_forgeries
+from agentkv.lookalike import holds_phrase, quote_forgeries
 from agentkv.profile import Profile, Wording
 from agentkv.prompt import Prompt
 from agentkv.segments import Field
@@ -21,8 +22,15 @@ def neutral(text: str, wording: Wording) -> str:
 
 
 def value_text(text: str, wording: Wording) -> str:
-    """Return a value as it stands inside a line of prompt."""
-    return neutral(quoted(text), wording)
+    """Return a value as it stands inside a line of prompt.
+
+    It is a JSON string where its text could end the line or, with words that statements are made of, be
+    taken for one.
+    """
+    shown = quoted(text)
+    if shown == text and holds_phrase(text, wording.phrases):
+        shown = json.dumps(text, ensure_ascii=False)
+    return neutral(shown, wording)
 
 
 def facts_list(fields: Iterable[Field], wording: Wording) -> str:
@@ -39,6 +47,7 @@ def erratum_text(
     changes: Iterable[Change],
     gone: Iterable[Gone],
     restated: Iterable[str],
+    replaced: Iterable[str],
     prompt: Prompt,
     profile: Profile,
 ) -> str:
@@ -60,6 +69,7 @@ def erratum_text(
         for key in restated
     ]
     tombstones = [header + wording.gone.format(label=item.label) for item in gone]
+    tombstones += [header + wording.replaced.format(label=label) for label in replaced]
     stated = [change.field for change in changes]
     stated += [prompt.fields[key] for key in restated]
     short = all(len(field.text) <= profile.max_statement_chars for field in stated)
@@ -76,6 +86,7 @@ def snapshot_text(
     changes: Iterable[Change],
     told: Mapping[str, Told],
     gone: Iterable[Gone],
+    replaced: Iterable[str],
     prompt: Prompt,
     profile: Profile,
 ) -> str:
@@ -97,6 +108,7 @@ def snapshot_text(
     lost = {key: was.label for key, was in told.items() if key not in prompt.fields and was.text is None}
     lost.update({item.key: item.label for item in gone})
     lines += [header + wording.gone.format(label=lost[key]) for key in sorted(lost)]
+    lines += [header + wording.replaced.format(label=label) for label in replaced]
     return "\n".join(lines)
 
 

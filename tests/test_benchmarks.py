@@ -40,7 +40,7 @@ def test_turns_fall_short_when_agentkv_is_off() -> None:
 def test_overhead_rows_carry_their_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The command writes rows, ratios and the machine; the median is that of the raw samples."""
     monkeypatch.setattr(overhead, "combinations", lambda _: [(t, 1000, 2) for t in (100, 5000)])
-    monkeypatch.setattr(overhead, "measure", lambda *a: _row(*a))
+    monkeypatch.setattr(overhead, "measure", _row)
     file = tmp_path / "overhead.json"
     result = CliRunner().invoke(overhead.app, ["--profile", "quick", "--json", str(file)])
     assert result.exit_code == 0, result.output

@@ -166,10 +166,24 @@ def test_value_that_is_a_word_of_the_format_can_be_erased(value: str) -> None:
         ctx.remove("x", Deletion.HARD)
         reloaded = Ledger.from_json(ctx.ledger.to_json())
         (message,) = [entry for entry in reloaded if isinstance(entry, Message)]
-        assert message.content == "It is [redacted]."
+        searched = value not in ("7", "none")
+        assert message.content == ("It is [redacted]." if searched else f"It is {value}.")
         (answer,) = [entry for entry in reloaded if isinstance(entry, Generated)]
         assert isinstance(json.loads(answer.tool_calls[0].arguments), dict)
-        assert answer.ids is None
+        assert (answer.ids is None) is searched
+
+
+@pytest.mark.parametrize("value", [False, None, 2, "GB"])
+def test_value_that_tells_nothing_by_itself_is_not_searched_in_what_was_said(value: object) -> None:
+    """Erasing a flag or a small number takes it out of prefixes and errata and leaves sentences whole."""
+    backend = ScriptedBackend(["No, none for 2 shirts in GB."])
+    with desk(backend, Skill("fees", Inline("Flag {x}. No fee for 2.")), Field("x", value)) as ctx:
+        ctx.ask("Is there no fee for 2 shirts in GB, none?")
+        ledger = ctx.ledger.erase("x")
+    (message,) = [entry for entry in ledger if isinstance(entry, Message)]
+    assert message.content == "Is there no fee for 2 shirts in GB, none?"
+    (frozen,) = [entry for entry in ledger if isinstance(entry, Frozen)]
+    assert frozen.fields["x"] == frozen.system == "[redacted]"
 
 
 def test_words_that_only_contain_the_value_stay() -> None:

@@ -49,7 +49,7 @@ def test_prefix_is_written_in_order() -> None:
         GENERIC.wording.announcement,
         "You serve Ada.",
         "## Skill: returns\nThirty days.",
-        "<document name='faq'>\nNo refunds.\n</document>",
+        '<document name="faq">\nNo refunds.\n</document>',
         "## Current facts\n- ETA: none",
     ]
 
@@ -80,7 +80,7 @@ def test_tools_go_to_the_template_or_into_the_text() -> None:
     unknown = frozen(prompt, replace(TRAITS, tools=False))
     assert unknown.tools == ()
     assert unknown.system.endswith(as_text([tool.schema for tool in prompt.tools]))
-    assert unknown.tool_digests == known.tool_digests
+    assert unknown.tool_texts == known.tool_texts
 
 
 def test_values_in_text_stay_on_their_line() -> None:

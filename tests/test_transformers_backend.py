@@ -153,6 +153,14 @@ def test_the_same_seed_gives_the_same_answer(llama: TransformersBackend) -> None
     assert first.ids != other.ids
 
 
+def test_the_repetition_penalty_counts_the_prompt_and_the_answer(llama: TransformersBackend) -> None:
+    """One that forbids repetition gives tokens that are new, each once; without it some come again."""
+    free = complete(llama, request()).ids or ()
+    assert len(set(free) - set(PROMPT)) < 40
+    new = complete(llama, request(repetition_penalty=1e6)).ids or ()
+    assert len(set(new) - set(PROMPT)) == 40
+
+
 def test_the_global_random_state_is_left_alone(llama: TransformersBackend) -> None:
     """Sampling draws from a generator of its own."""
     torch.manual_seed(3)
@@ -225,6 +233,68 @@ def test_a_folder_without_a_model_is_not_found(tmp_path: Path) -> None:
     """The message names the folder."""
     with pytest.raises(ModelNotFoundError, match=str(tmp_path)):
         TransformersBackend.from_pretrained(tmp_path)
+
+
+# Times
+
+
+class Clock:
+    """Stands still until it is told that time passes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("agentkv.backends.transformers.perf_counter", made)
+    return made
+
+
+def test_times_leave_out_what_the_consumer_takes_between_deltas(clock: Clock) -> None:
+    """Each pass through the model takes a second; the consumer starts late and takes long for each delta."""
+    backend, model = saying("hello", prefill_chunk=25)
+    model.register_forward_hook(lambda *_: setattr(clock, "now", clock.now + 1))
+    stream = backend.stream(request())
+    clock.now += 1000
+    events = []
+    for event in stream:
+        events.append(event)
+        clock.now += 100
+    assert len(deltas(events)) == 6
+    assert model.passes == [25, 25, 10, 1, 1, 1, 1, 1]
+    assert isinstance(events[-1], Completion)
+    assert (events[-1].ttft_s, events[-1].duration_s) == (3, 8)
+
+
+# The cost of a long history
+
+
+def test_a_grown_prompt_is_read_from_its_new_tokens_only(
+    monkeypatch: pytest.MonkeyPatch, llama: TransformersBackend
+) -> None:
+    """Neither checking nor feeding nor sampling lists tokens that the conversation has KV for."""
+    first = complete(llama, request())
+    copied: list[int] = []
+    tolist = TokenIds.tolist
+
+    def counted(ids: TokenIds, start: int = 0, stop: int | None = None) -> list[int]:
+        made = tolist(ids, start, stop)
+        copied.append(len(made))
+        return made
+
+    def iterated(ids: TokenIds) -> Iterator[int]:
+        raise AssertionError("the whole prompt was walked through")
+
+    monkeypatch.setattr(TokenIds, "tolist", counted)
+    monkeypatch.setattr(TokenIds, "__iter__", iterated)
+    answer = first.ids or ()
+    again = complete(llama, request([*PROMPT, *answer, *b"more"], max_tokens=2))
+    assert copied == [again.usage.computed_tokens] == [len(b"more") + 1]
 
 
 # Prefill

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -54,12 +54,12 @@ class Sampler:
     options
         Checked with `check_options`.
     prompt
-        Prompt token ids, which the repetition penalty counts as seen.
+        Prompt token ids, which the repetition penalty counts as seen; not read without one.
     device
         Where the logits are. Answers repeat by seed on one kind of device, not across kinds.
     """
 
-    def __init__(self, options: SamplingOptions, prompt: Sequence[int], device: torch.device) -> None:
+    def __init__(self, options: SamplingOptions, prompt: Iterable[int], device: torch.device) -> None:
         self._options = options
         self._device = device
         self._generator: torch.Generator | None = None
@@ -70,7 +70,8 @@ class Sampler:
             else:
                 self._generator.manual_seed(options.seed)
         self._penalised = options.repetition_penalty != 1.0
-        self._seen = set(prompt) if self._penalised else set()
+        self._prompt = sorted(set(prompt)) if self._penalised else []
+        self._seen: torch.Tensor | None = None
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor) -> int:
@@ -91,16 +92,17 @@ class Sampler:
                 "load it with a wider dtype, such as float32"
             )
         token = best if self._generator is None else self._draw(scores, self._generator)
-        if self._penalised:
-            self._seen.add(token)
+        if self._seen is not None:
+            self._seen[token] = True
         return token
 
     def _penalise(self, scores: torch.Tensor) -> torch.Tensor:
-        seen = torch.tensor(sorted(self._seen), device=self._device)
-        picked, penalty = scores[seen], self._options.repetition_penalty
-        scores = scores.clone()
-        scores[seen] = torch.where(picked > 0, picked / penalty, picked * penalty)
-        return scores
+        if self._seen is None:
+            # A mask over the vocabulary: each token costs the same, however long prompt and answer are.
+            self._seen = torch.zeros(len(scores), dtype=torch.bool, device=self._device)
+            self._seen[torch.tensor(self._prompt, dtype=torch.long, device=self._device)] = True
+        penalty = self._options.repetition_penalty
+        return torch.where(self._seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores)
 
     def _draw(self, scores: torch.Tensor, generator: torch.Generator) -> int:
         options = self._options

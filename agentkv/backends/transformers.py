@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentkv.backends.base import Capabilities, Completion, Delta, Event, FinishReason, Request, Usage
@@ -220,8 +220,9 @@ class TransformersBackend:
 
         There is one delta for each token, then the completion. ``Completion.ids`` are all generated ids: the
         end-of-turn token and the tokens that formed a stop string are among them, though not in the text.
-        Times count from when the iterator is first advanced. `Request.tools` are not used: the tools are in
-        the prompt, and no calls are parsed.
+        Times count from when the iterator is first advanced. They include the wait for other calls' passes
+        through the model, but not the time that the consumer takes between two deltas. `Request.tools` are
+        not used: the tools are in the prompt, and no calls are parsed.
 
         Raises
         ------
@@ -261,21 +262,21 @@ class TransformersBackend:
             self._store.reset()
 
     def _generate(self, request: Request) -> Iterator[Event]:
-        started = time.perf_counter()
+        started = perf_counter()
         prompt, options = request.ids, request.options
-        sampler = Sampler(options, prompt.tolist(), self._device)
+        sampler = Sampler(options, prompt, self._device)
         answer = AnswerText(self._tokenizer, options.stop)
         generated: list[int] = []
         entry = self._open(request, room=options.max_tokens)
         try:
             logits, meter = self._prefill(entry, prompt)
             usage = Usage(len(prompt), meter.cached, meter.computed)
-            first = last = started
+            ttft = duration = consumer = 0.0
             finish: FinishReason | None = None
             while finish is None:
                 token = self._sample(entry, sampler, logits)
-                last = time.perf_counter()
-                first = first if generated else last
+                duration = perf_counter() - started - consumer
+                ttft = ttft if generated else duration
                 generated.append(token)
                 text = "" if token in self._eos else answer.push(token)
                 if token in self._eos or answer.stopped:
@@ -286,7 +287,9 @@ class TransformersBackend:
                     text += answer.flush()
                     # What was held back may complete a stop string.
                     finish = FinishReason.STOP if answer.stopped else finish
+                handed = perf_counter()
                 yield Delta(text, (token,))
+                consumer += perf_counter() - handed
                 if finish is None:
                     logits = self._forward(entry, [token], meter)
         finally:
@@ -296,8 +299,8 @@ class TransformersBackend:
             ids=tuple(generated),
             finish_reason=finish,
             usage=replace(usage, generated_tokens=len(generated)),
-            ttft_s=first - started,
-            duration_s=last - started,
+            ttft_s=ttft,
+            duration_s=duration,
         )
 
     def _prefill(self, entry: Entry[ModelKV], prompt: TokenIds) -> tuple[torch.Tensor, _Meter]:
@@ -385,7 +388,7 @@ class TransformersBackend:
                 f"context window is {window}: shorten the prompt by {len(ids) + room - window} tokens "
                 "or lower max_tokens"
             )
-        highest = max(ids.tolist())
+        highest = ids.highest()
         if highest >= self._vocabulary:
             raise ConfigurationError(
                 f"token id {highest} is not in the model's vocabulary of {self._vocabulary}: "

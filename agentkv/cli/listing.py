@@ -153,7 +153,7 @@ def _epoch(entry: Frozen, index: int) -> EpochRow:
         namespace=entry.namespace.value,
         generation=entry.generation,
         segments=tuple(entry.segments),
-        tools=tuple(entry.tool_digests),
+        tools=tuple(entry.tool_texts),
         fields=tuple(entry.fields),
         summarised=entry.summary is not None,
     )

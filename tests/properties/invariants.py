@@ -85,7 +85,7 @@ def check_told(turn: Turn) -> None:
     told = {key: was.text for key, was in turn.after.state.fields.items() if was.text is not None}
     assert _without(told, dormant) == {key: field.text for key, field in turn.truth.fields.items()}
     tools = {f"tool:{name}": text for name, text in turn.after.state.tools.items() if text is not None}
-    assert _without(tools, dormant) == {f"tool:{tool.name}": tool.digest for tool in turn.truth.tools}
+    assert _without(tools, dormant) == {f"tool:{tool.name}": tool.text for tool in turn.truth.tools}
     for segment in turn.truth.segments:
         assert turn.after.state.segments[segment.key] == segment.digest
 
