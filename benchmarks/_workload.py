@@ -48,6 +48,8 @@ _ACTIONS: Final = (
     "leave the decision to the team lead",
     "check the order number against the case",
 )
+_AROUND: Final = 66
+"""Tokens of a first prompt around its policy, with the small model's template."""
 _HEAD: Final = "You handle cases for a mail-order shop. The open case:\n"
 
 
@@ -71,7 +73,7 @@ def make_case(tokenizer: ChatTokenizer, prompt_tokens: int, answer_tokens: int) 
     rules = _rules()
     card = "".join(f"- {label}: {{{key}}}\n" for key, label in LABELS.items())
     text = _HEAD + card
-    room = prompt_tokens - len(tokenizer.encode(text)) - 180
+    room = prompt_tokens - len(tokenizer.encode(text)) - _AROUND
     lines: list[str] = []
     while room > 0:
         lines.append(next(rules))
