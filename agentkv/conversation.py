@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,7 +18,6 @@ from agentkv.backends.base import (
     SamplingOptions,
 )
 from agentkv.costs import Costs
-from agentkv.entries import Message, RebaseReason
 from agentkv.errors import (
     AgentKVError,
     BackendError,
@@ -32,12 +32,13 @@ from agentkv.ledger import Ledger
 from agentkv.plan import Mode
 from agentkv.profile import GENERIC, Profile
 from agentkv.prompt import Prompt
-from agentkv.render import Carry
+from agentkv.rebase import RebaseRequest
+from agentkv.redaction import told_texts
 from agentkv.reply import Reply, make_reply, refusals
 from agentkv.report import SessionReport
-from agentkv.salts import process_key, salt
-from agentkv.segments import Deletion
-from agentkv.sources import FieldSources
+from agentkv.salts import Namespace, process_key, salt
+from agentkv.segments import Deletion, Document, Field, Segment
+from agentkv.sources import FieldSources, Pulled, with_fields
 from agentkv.traits import ModelTraits
 from agentkv.turn import PendingTurn, begin, finish
 
@@ -47,7 +48,13 @@ MODE_VARIABLE: Final = "AGENTKV_MODE"
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How a context behaves; the keyword arguments of its constructor."""
+    """How a context behaves; the keyword arguments of its constructor.
+
+    Raises
+    ------
+    ConfigurationError
+        The salt key is too short, or the tenant is no name.
+    """
 
     mode: Mode = Mode.ON
     tenant: str = "default"
@@ -59,6 +66,11 @@ class ContextOptions:
     costs: Costs = field(default_factory=Costs)
     conversation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Stable id: where KV is kept, and the routing key on servers."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tenant, str):
+            raise ConfigurationError(f"tenant {self.tenant!r} is a {type(self.tenant).__name__}; give a str")
+        salt(self.salt_key, tenant=self.tenant, namespace=Namespace.EXACT)
 
 
 def effective_mode(asked: Mode | str) -> Mode:
@@ -77,14 +89,33 @@ def effective_mode(asked: Mode | str) -> Mode:
         raise ConfigurationError(f"mode {named!r} is unknown; use one of {known}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """A turn that is planned, and the state that it was planned on."""
+
+    turn: PendingTurn
+    shadow: PendingTurn | None
+    """In mode ``observe``: the turn that agentkv would have made, if it could be planned."""
+    ledger: Ledger
+    """The conversation's ledger: another one by the time of the answer makes the turn void."""
+    traits: ModelTraits
+    """Of the ``with`` block: leaving it makes the turn void."""
+    rebase: RebaseRequest | None
+    """The request that it serves."""
+
+
 class Conversation:
-    """The state of a conversation, and the steps that both contexts take."""
+    """The state of a conversation, and the steps that both contexts take.
+
+    One call runs at a time. What is declared can be changed from any thread, also while a call runs.
+    """
 
     def __init__(
         self, backend: Backend, prompt: Prompt, sources: FieldSources, options: ContextOptions, ledger: Ledger
     ) -> None:
         self.backend = backend
         self.prompt = prompt
+        """What is declared, with the values that were last read."""
         self.sources = sources
         self.options = options
         self.ledger = ledger
@@ -93,8 +124,10 @@ class Conversation:
         self.mode = options.mode
         self._shadow = ledger
         self._traits: ModelTraits | None = None
-        self._rebase: tuple[RebaseReason, Carry | None] | None = None
+        self._rebase: RebaseRequest | None = None
+        self._retrieved: frozenset[str] = frozenset()
         self._busy = threading.Lock()
+        self._state = threading.RLock()
 
     def enter(self) -> None:
         """Check what the backend can do.
@@ -128,69 +161,137 @@ class Conversation:
             self._traits = None
             self.backend.release(self.options.conversation)
 
-    @property
-    def entered(self) -> bool:
-        """Whether the context is between entering and leaving."""
-        return self._traits is not None
+    def resume(self, ledger: Ledger) -> None:
+        """Go on from a stored ledger."""
+        with self._state:
+            self.ledger = self._shadow = ledger
 
-    def change(self, prompt: Prompt) -> None:
-        """Declare another prompt, effective from the next turn on."""
-        self.prompt = prompt
+    def fork(self) -> Conversation:
+        """Return a conversation that goes on from the last answer, a rebase that is asked for included."""
+        with self._state:
+            options = replace(self.options, conversation=ContextOptions().conversation, costs=self.costs)
+            made = Conversation(self.backend, self.prompt, self.sources.copy(), options, self.ledger)
+            made._shadow, made._rebase, made._retrieved = self._shadow, self._rebase, self._retrieved
+            return made
+
+    def change(self, function: Callable[[Prompt], Prompt]) -> None:
+        """Declare another prompt, effective from the next turn on; no other thread's change is lost."""
+        with self._state:
+            self.prompt = function(self.prompt)
+
+    def add(self, parts: Iterable[Segment]) -> None:
+        """Add segments, tools and fields, or replace those of the same keys; all of them or none."""
+        given = list(parts)
+        with self._state:
+            prompt = self.prompt
+            for part in given:
+                if isinstance(part, Field) and part.key not in prompt.fields:
+                    prompt = with_fields(prompt, [part])
+                else:
+                    prompt = prompt.with_part(part)
+            self.prompt = _checked(self.prompt, prompt)
+            self._retrieved -= {part.key for part in given if isinstance(part, Document)}
+
+    def retrieve(self, documents: Iterable[Document]) -> None:
+        """Declare the documents of a retrieval instead of those of the last one."""
+        wanted = {document.key: document for document in documents}
+        with self._state:
+            prompt = self.prompt
+            declared = {segment.key for segment in prompt.segments}
+            for key in self._retrieved & declared - wanted.keys():
+                prompt = prompt.without(key, Deletion.DORMANT)
+            for document in wanted.values():
+                prompt = prompt.with_part(document)
+            self.prompt = _checked(self.prompt, prompt)
+            self._retrieved = frozenset(wanted.keys() - (declared - self._retrieved))
+
+    def bind(self, obj: object, key: str | None, label: str | None) -> None:
+        """Declare the fields of an object."""
+        with self._state:
+            sources = self.sources.copy()
+            self.prompt = with_fields(self.prompt, sources.bind(obj, key=key, label=label))
+            self.sources = sources
+
+    def pull(self, field: Field, pulled: Pulled) -> None:
+        """Declare a field that a function gives."""
+        with self._state:
+            prompt = with_fields(self.prompt, [field])
+            self.sources.pull(pulled)
+            self.prompt = prompt
 
     def remove(self, key: str, deletion: Deletion | None) -> None:
         """Remove a segment, tool or field; a hard deletion redacts the ledger at once.
 
         Raises
         ------
+        SegmentError
+            Nothing is called so, or a segment shows the field. Nothing was changed.
         ContextBusyError
             It is a hard deletion and a call is running, whose record would bring back what is erased.
         """
+        with self._erasing(deletion), self._state:
+            self.prompt = _checked(self.prompt, self.prompt.without(key, deletion))
+            self.sources.forget(key)
+            self._retrieved -= {key}
+            self._erase((key,), deletion)
+
+    def unbind(self, key: str, deletion: Deletion | None) -> None:
+        """Remove the fields of a bound object, all of them or none; those removed before stay so.
+
+        Raises
+        ------
+        FieldError
+            No object is bound so.
+        SegmentError, ContextBusyError
+            As `remove`.
+        """
+        with self._erasing(deletion), self._state:
+            names = self.sources.names(key)
+            prompt = self.prompt
+            for name in names:
+                if name in prompt.fields:
+                    prompt = prompt.without(name, deletion)
+            self.prompt = _checked(self.prompt, prompt)
+            self.sources.unbind(key)
+            self._erase(names, deletion)
+
+    @contextmanager
+    def _erasing(self, deletion: Deletion | None) -> Iterator[None]:
+        """Keep calls out while a hard deletion rewrites the record; other ones need no such thing."""
         if deletion is not Deletion.HARD:
-            self._forget(key, deletion)
+            yield
             return
         self._take()
         try:
-            self._forget(key, deletion)
-            self.ledger = self.ledger.erase(key)
-            self._shadow = self._shadow.erase(key)
-            self.report = replace(self.report, last=None)
+            yield
             self.backend.release(self.options.conversation)
         finally:
             self.release()
 
-    def _forget(self, key: str, deletion: Deletion | None) -> None:
-        self.prompt = self.prompt.without(key, deletion)
-        self.sources.forget(key)
+    def _erase(self, keys: Sequence[str], deletion: Deletion | None) -> None:
+        if deletion is not Deletion.HARD:
+            return
+        if self._rebase is not None:
+            self._rebase = self._rebase.redacted(told_texts(self.ledger, keys))
+        self.ledger = self.ledger.erase(*keys)
+        self._shadow = self._shadow.erase(*keys)
+        self.report = replace(self.report, last=None)
 
-    def ask_rebase(self, reason: RebaseReason, carry: Carry | None) -> None:
-        """Open a new epoch with the next turn."""
-        self._rebase = (reason, carry)
-
-    def carry(self, summary: str | None, keep_last: int | None) -> Carry | None:
-        """Return what a rebase takes along.
+    def ask_rebase(self, request: RebaseRequest) -> None:
+        """Open a new epoch with the next turn.
 
         Raises
         ------
         ConfigurationError
-            `keep_last` is negative, or a summary does not say how much it replaces.
+            It keeps no turn while tool calls await their results.
         """
-        if keep_last is None:
-            if summary is not None:
+        with self._state:
+            if request.keep_last == 0 and self.ledger.state.open_calls:
                 raise ConfigurationError(
-                    "a summary needs keep_last: how many of the last user turns stay as they are"
+                    "keep_last is 0 while tool calls await their results: keep 1 turn, or send the results "
+                    "first"
                 )
-            return None
-        if keep_last < 0:
-            raise ConfigurationError(f"keep_last is {keep_last}; give 0 or more user turns")
-        if keep_last == 0 and self.ledger.state.open_calls:
-            raise ConfigurationError(
-                "keep_last is 0 while tool calls await their results: keep 1 turn, or send the results first"
-            )
-        entries = list(self.ledger)
-        users = [i for i, entry in enumerate(entries) if isinstance(entry, Message) and entry.role == "user"]
-        if keep_last >= len(users):
-            return Carry(0, summary)
-        return Carry(users[-keep_last] if keep_last else len(entries), summary)
+            self._rebase = request
 
     def acquire(self) -> None:
         """Begin a call.
@@ -216,50 +317,43 @@ class Conversation:
         """End a call."""
         self._busy.release()
 
-    def plan_turn(
-        self, inputs: Iterable[Input], sampling: SamplingOptions, pulled: Mapping[str, object] | None
-    ) -> tuple[PendingTurn, PendingTurn | None]:
-        """Plan a turn, and in mode ``observe`` the one that agentkv would have made; nothing is changed."""
-        if self._traits is None:
-            raise ContextClosedError("the context is not open: use it inside its with block")
-        prompt = self.sources.read(self.prompt, pulled)
-        given = self._with_refusals(list(inputs))
-        reason, carry = self._rebase or (None, None)
-        mode = Mode.ON if self.mode is Mode.ON else Mode.OFF
-        pending = begin(
-            prompt,
-            given,
-            self.ledger,
-            self._traits,
-            self.costs,
-            room=sampling.max_tokens,
-            mode=mode,
-            rebase=reason,
-            carry=carry,
-        )
-        shadow = self._shadow_turn(prompt, given, sampling) if self.mode is Mode.OBSERVE else None
-        return pending, shadow
-
-    def _with_refusals(self, inputs: list[Input]) -> list[Input]:
-        last = self.ledger.state.generated
-        if last is None:
-            return inputs
-        given = {item.call_id for item in inputs if isinstance(item, ToolResult)}
-        open_ids = {call.id for call in self.ledger.state.open_calls}
-        refused = [r for r in refusals(last) if r.call_id not in given and r.call_id in open_ids]
-        return [*refused, *inputs]
-
-    def _shadow_turn(
-        self, prompt: Prompt, inputs: Iterable[Input], sampling: SamplingOptions
-    ) -> PendingTurn | None:
-        if self._traits is None:
-            return None
-        try:
-            return begin(
-                prompt, inputs, self._shadow, self._traits, self.costs, room=sampling.max_tokens, mode=Mode.ON
+    def read(self, pulled: Mapping[str, object] | None = None) -> Prompt:
+        """Read the current values and return the prompt with them; `pulled` are those that were awaited."""
+        texts = self.sources.texts(self.prompt, pulled)
+        with self._state:
+            self.prompt = self.prompt.with_texts(
+                {key: text for key, text in texts.items() if key in self.prompt.fields}
             )
-        except AgentKVError:
-            return None
+            return self.prompt
+
+    def plan_turn(self, prompt: Prompt, inputs: Iterable[Input], sampling: SamplingOptions) -> PlannedTurn:
+        """Plan a turn, and in mode ``observe`` the one that agentkv would have made; nothing is changed."""
+        with self._state:
+            ledger, shadow, traits, request = self.ledger, self._shadow, self._traits, self._rebase
+        if traits is None:
+            raise ContextClosedError("the context is not open: use it inside its with block")
+        given = _with_refusals(list(inputs), ledger)
+
+        def planned(ledger: Ledger, mode: Mode) -> PendingTurn:
+            return begin(
+                prompt,
+                given,
+                ledger,
+                traits,
+                self.costs,
+                room=sampling.max_tokens,
+                mode=mode,
+                rebase=None if request is None else request.reason,
+                carry=None if request is None else request.carry(ledger),
+            )
+
+        turn = planned(ledger, Mode.ON if self.mode is Mode.ON else Mode.OFF)
+        observed: PendingTurn | None = None
+        if self.mode is Mode.OBSERVE:
+            # What would have failed has nothing to report; `commit` begins anew from the real ledger.
+            with suppress(AgentKVError):
+                observed = planned(shadow, Mode.ON)
+        return PlannedTurn(turn, observed, ledger, traits, request)
 
     def request(self, pending: PendingTurn, sampling: SamplingOptions) -> Request:
         """Return what to ask of the backend."""
@@ -277,30 +371,68 @@ class Conversation:
             tools=frozen.tools,
         )
 
-    def commit(
-        self, pending: PendingTurn, shadow: PendingTurn | None, completion: Completion, *, stopped: bool
-    ) -> Reply:
-        """Record a turn that was told and answered."""
-        counted = self.backend.capabilities.cached_counts and not stopped
+    def check_open(self, planned: PlannedTurn) -> None:
+        """Raise `ContextClosedError` if the block in which the turn was planned was left."""
+        if self._traits is not planned.traits:
+            raise ContextClosedError("the context was left while it answered; nothing was recorded")
+
+    def commit(self, planned: PlannedTurn, completion: Completion, *, stopped: bool) -> Reply:
+        """Record a turn that was told and answered.
+
+        Raises
+        ------
+        ContextClosedError
+            The context was left meanwhile.
+        ContextError
+            The conversation went on meanwhile.
+        TruncationDetectedError
+            The server read fewer prompt tokens than were sent.
+        """
+        shadow = planned.shadow
         ledger, report = finish(
-            pending,
+            planned.turn,
             completion,
             stopped=stopped,
-            cached_counts=counted,
+            cached_counts=self.backend.capabilities.cached_counts and not stopped,
             would_have_cached_tokens=None if shadow is None else shadow.predicted_cached_tokens,
         )
+        observed = ledger
         if shadow is not None:
             usage = replace(completion.usage, prompt_tokens=len(shadow.ids))
-            self._shadow, _ = finish(shadow, replace(completion, usage=usage), stopped=stopped)
-        self.ledger = ledger
-        self._rebase = None
-        self.report = self.report.add(report)
-        if not stopped:
-            self.costs = self.costs.observe(completion)
+            observed, _ = finish(shadow, replace(completion, usage=usage), stopped=stopped)
         answer = ledger.state.generated
         if answer is None:  # pragma: no cover - finish always records an answer
             raise BackendError("the answer was not recorded")
+        with self._state:
+            self.check_open(planned)
+            if self.ledger is not planned.ledger:
+                raise ContextError(
+                    "the conversation went on while this call was answered; nothing was recorded, ask again"
+                )
+            self.ledger, self._shadow = ledger, observed
+            if self._rebase is planned.rebase:
+                self._rebase = None
+            self.report = self.report.add(report)
+            if not stopped:
+                self.costs = self.costs.observe(completion)
         return make_reply(answer, report, completion.finish_reason)
+
+
+def _checked(before: Prompt, after: Prompt) -> Prompt:
+    """Return `after`, unless a segment of it shows a field that is missing there and was not before."""
+    if not after.inline_keys - after.fields.keys() <= before.inline_keys - before.fields.keys():
+        after.check()
+    return after
+
+
+def _with_refusals(inputs: list[Input], ledger: Ledger) -> list[Input]:
+    last = ledger.state.generated
+    if last is None:
+        return inputs
+    given = {item.call_id for item in inputs if isinstance(item, ToolResult)}
+    open_ids = {call.id for call in ledger.state.open_calls}
+    refused = [r for r in refusals(last) if r.call_id not in given and r.call_id in open_ids]
+    return [*refused, *inputs]
 
 
 def sampling_of(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:
