@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from agentkv.backends.base import AsyncBackend, Backend, Delta, Event, Request
 from agentkv.conversation import Conversation
 from agentkv.errors import ContextError
-from agentkv.exchange import Exchange
+from agentkv.exchange import Exchange, Steps
 from agentkv.inputs import Input, UserMessage
+from agentkv.prompt import Prompt
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
 
@@ -61,7 +64,8 @@ class AsyncStream:
         self._asked = (inputs, sampling)
         self._exchange: Exchange | None = None
         self._events: AsyncIterator[Event] | None = None
-        self._over = False
+        self._held = False
+        self._steps = Steps()
 
     @property
     def reply(self) -> Reply | None:
@@ -72,61 +76,106 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        events, exchange = await self._opened()
-        if events is None:
+        if not self._steps.begin():
+            self._begun()
             raise StopAsyncIteration
+        delta: Delta | None = None
+        over = True
         try:
-            async for event in events:
+            exchange = await self._opened()
+            if not self._steps.over:
+                delta = await self._advance(exchange)
+        except Exception:
+            if not self._steps.over:
+                raise
+            # It was closed from elsewhere: what fails then is nobody's concern.
+        finally:
+            over = self._steps.end(more=delta is not None)
+            if over:
+                await self._finish()
+        if delta is None or over:
+            raise StopAsyncIteration
+        return delta
+
+    async def _advance(self, exchange: Exchange) -> Delta | None:
+        if self._events is not None:
+            async for event in self._events:
                 delta = exchange.feed(event)
                 if delta is not None:
                     return delta
                 if exchange.reply is not None:
                     break  # what fails behind the completion cannot undo it
-            exchange.ended()
-        except BaseException:
-            await self.aclose()
-            raise
-        await self.aclose()
-        raise StopAsyncIteration
+        exchange.ended()
+        return None
 
     async def keep(self) -> Reply:
-        """Stop the model and record what has come so far as its answer."""
-        events, exchange = await self._opened()
-        if exchange.reply is None and events is not None:
+        """Stop the model and record what has come so far as its answer; errors as `Stream.keep`."""
+        if self._steps.begin():
             try:
-                await _stop(events)
+                exchange = await self._opened()
+                if self._events is not None:
+                    await _stop(self._events)
                 exchange.keep()
             finally:
-                await self.aclose()
-        return exchange.ended()
+                self._steps.end(more=False)
+                await self._finish()
+        return self._begun().ended()
 
     async def aclose(self) -> None:
-        """Stop the model and discard the turn, unless it is whole or was kept."""
-        self._over = True
-        events, self._events = self._events, None
-        if events is not None:
-            try:
-                await _stop(events)
-            finally:
-                self._over_with_call()
+        """Stop the model and discard the turn, unless it is whole or was kept.
 
-    async def _opened(self) -> tuple[AsyncIterator[Event] | None, Exchange]:
+        From another task than the one that waits for the next delta, the model is stopped once it gives one;
+        the iteration then ends, and the context is busy until it has. Cancelling that task stops it at once.
+        """
+        if self._steps.stop():
+            await self._finish()
+
+    def _begun(self) -> Exchange:
         if self._exchange is None:
-            if self._over:
-                raise ContextError("the stream was closed before it began; ask for another")
-            conversation, (inputs, sampling) = self._conversation, self._asked
+            raise ContextError(
+                "the stream ended before it began: it was closed, or its call failed; ask for another"
+            )
+        return self._exchange
+
+    async def _opened(self) -> Exchange:
+        if self._exchange is None:
+            conversation = self._conversation
             conversation.acquire()
-            try:
-                pulled = await conversation.sources.awaited()
-                self._exchange = Exchange.plan(conversation, inputs, sampling, pulled)
-                self._events = _events(conversation.backend, self._exchange.request)
-            except BaseException:
-                conversation.release()
-                raise
-        return self._events, self._exchange
+            self._held = True
+            pulled = await conversation.sources.awaited()
+            self._exchange = await self._planned(conversation.read(pulled))
+            self._events = _events(conversation.backend, self._exchange.request)
+        return self._exchange
+
+    async def _planned(self, prompt: Prompt) -> Exchange:
+        """Plan in a thread: a long prompt takes a while to encode, and the event loop goes on."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="agentkv-plan")
+        plan = partial(Exchange.plan, self._conversation, prompt, *self._asked, self._steps)
+        planning: Future[Exchange] = thread.submit(copy_context().run, plan)
+        thread.shutdown(wait=False)
+        try:
+            return await asyncio.wrap_future(planning)
+        except asyncio.CancelledError:
+            # The thread still reads the conversation's state: it is free once the thread is done.
+            self._held = False
+            planning.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, planning: Future[Exchange]) -> None:
+        if not planning.cancelled() and planning.exception() is None:
+            planning.result().drop()
+        self._conversation.release()
 
     async def __aenter__(self) -> Self:
-        await self._opened()
+        if self._exchange is None and self._steps.begin():
+            more = False
+            try:
+                await self._opened()
+                more = True
+            finally:
+                if self._steps.end(more=more):
+                    await self._finish()
+        self._begun()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -134,14 +183,23 @@ class AsyncStream:
 
     def __del__(self) -> None:
         # The event loop closes the generator; the context must not stay busy until then.
-        if getattr(self, "_events", None) is not None:
-            self._events = None
-            self._over_with_call()
+        if hasattr(self, "_steps") and self._steps.stop():
+            self._free()
 
-    def _over_with_call(self) -> None:
+    async def _finish(self) -> None:
+        events, self._events = self._events, None
+        try:
+            if events is not None:
+                await _stop(events)
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         if self._exchange is not None:
             self._exchange.drop()
-        self._conversation.release()
+        if self._held:
+            self._held = False
+            self._conversation.release()
 
 
 async def _stop(events: AsyncIterator[Event]) -> None:
@@ -163,7 +221,7 @@ class AsyncAgentKVContext(ContextSurface):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._conversation.leave()
+        await asyncio.to_thread(self._conversation.leave)
 
     async def ask(self, text: str, **sampling: Any) -> Reply:
         """Send what the user said, and return the whole answer; see `send`."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from agentkv.backends.base import Delta, Event
 from agentkv.conversation import Conversation
-from agentkv.exchange import Exchange
+from agentkv.exchange import Exchange, Steps
 from agentkv.inputs import Input, UserMessage
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
@@ -20,9 +20,10 @@ class Stream:
     Leaving the iteration early, `close`, or an error discards the turn; `keep` records what has come.
     """
 
-    def __init__(self, conversation: Conversation, exchange: Exchange) -> None:
+    def __init__(self, conversation: Conversation, exchange: Exchange, steps: Steps) -> None:
         self._conversation = conversation
         self._exchange = exchange
+        self._steps = steps
         self._events: Iterator[Event] | None = conversation.backend.stream(exchange.request)
 
     @property
@@ -34,41 +35,71 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        if self._events is None:
+        if not self._steps.begin():
             raise StopIteration
+        delta: Delta | None = None
+        over = True
         try:
-            for event in self._events:
-                delta = self._exchange.feed(event)
-                if delta is not None:
-                    return delta
-                if self._exchange.reply is not None:
-                    break  # what fails behind the completion cannot undo it
-            self._exchange.ended()
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        raise StopIteration
+            delta = self._advance()
+        except Exception:
+            if not self._steps.over:
+                raise
+            # It was closed from elsewhere: what fails then is nobody's concern.
+        finally:
+            over = self._steps.end(more=delta is not None)
+            if over:
+                self._finish()
+        if delta is None or over:
+            raise StopIteration
+        return delta
+
+    def _advance(self) -> Delta | None:
+        for event in self._events or ():
+            delta = self._exchange.feed(event)
+            if delta is not None:
+                return delta
+            if self._exchange.reply is not None:
+                break  # what fails behind the completion cannot undo it
+        self._exchange.ended()
+        return None
 
     def keep(self) -> Reply:
-        """Stop the model and record what has come so far as its answer."""
-        if self._exchange.reply is None and self._events is not None:
+        """Stop the model and record what has come so far as its answer.
+
+        Raises
+        ------
+        BackendError
+            The stream was closed before.
+        ContextBusyError
+            Another thread is waiting for the next delta: keep the stream there.
+        ContextClosedError
+            The context was left before; nothing was recorded.
+        """
+        if self._steps.begin():
             try:
                 self._stop()
                 self._exchange.keep()
             finally:
-                self.close()
+                self._steps.end(more=False)
+                self._finish()
         return self._exchange.ended()
 
     def close(self) -> None:
-        """Stop the model and discard the turn, unless it is whole or was kept."""
-        if self._events is not None:
-            try:
-                self._stop()
-            finally:
-                self._events = None
-                self._exchange.drop()
-                self._conversation.release()
+        """Stop the model and discard the turn, unless it is whole or was kept.
+
+        From another thread than the one that waits for the next delta, the model is stopped once it gives
+        one; the iteration then ends, and the context is busy until it has.
+        """
+        if self._steps.stop():
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._stop()
+        finally:
+            self._events = None
+            self._exchange.drop()
+            self._conversation.release()
 
     def _stop(self) -> None:
         close = getattr(self._events, "close", None)
@@ -82,7 +113,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_events", None) is not None:
+        if hasattr(self, "_events"):
             self.close()
 
 
@@ -133,10 +164,14 @@ class AgentKVContext(ContextSurface):
         return self._open(as_inputs(inputs), sampling)
 
     def _open(self, inputs: list[Input], sampling: dict[str, Any]) -> Stream:
-        conversation = self._conversation
+        conversation, steps = self._conversation, Steps()
         conversation.acquire()
+        exchange: Exchange | None = None
         try:
-            return Stream(conversation, Exchange.plan(conversation, inputs, sampling))
+            exchange = Exchange.plan(conversation, conversation.read(), inputs, sampling, steps)
+            return Stream(conversation, exchange, steps)
         except BaseException:
+            if exchange is not None:
+                exchange.drop()
             conversation.release()
             raise

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
 
 from agentkv.backends.base import (
     Backend,
@@ -17,7 +14,6 @@ from agentkv.backends.base import (
     Request,
     SamplingOptions,
 )
-from agentkv.costs import Costs
 from agentkv.errors import (
     AgentKVError,
     BackendError,
@@ -29,64 +25,17 @@ from agentkv.errors import (
 )
 from agentkv.inputs import Input, ToolResult
 from agentkv.ledger import Ledger
+from agentkv.options import ContextOptions
 from agentkv.plan import Mode
-from agentkv.profile import GENERIC, Profile
 from agentkv.prompt import Prompt
 from agentkv.rebase import RebaseRequest
-from agentkv.redaction import told_texts
 from agentkv.reply import Reply, make_reply, refusals
 from agentkv.report import SessionReport
-from agentkv.salts import Namespace, process_key, salt
+from agentkv.salts import salt
 from agentkv.segments import Deletion, Document, Field, Segment
 from agentkv.sources import FieldSources, Pulled, with_fields
 from agentkv.traits import ModelTraits
 from agentkv.turn import PendingTurn, begin, finish
-
-MODE_VARIABLE: Final = "AGENTKV_MODE"
-"""Environment variable that overrides every context's mode; ``off`` is the kill switch."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """How a context behaves; the keyword arguments of its constructor.
-
-    Raises
-    ------
-    ConfigurationError
-        The salt key is too short, or the tenant is no name.
-    """
-
-    mode: Mode = Mode.ON
-    tenant: str = "default"
-    """Whose conversation it is; prefix caches are never shared between tenants."""
-    salt_key: bytes = field(default_factory=process_key, repr=False)
-    """Secret of at least 16 bytes that salts are made with."""
-    profile: Profile = GENERIC
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    costs: Costs = field(default_factory=Costs)
-    conversation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Stable id: where KV is kept, and the routing key on servers."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tenant, str):
-            raise ConfigurationError(f"tenant {self.tenant!r} is a {type(self.tenant).__name__}; give a str")
-        salt(self.salt_key, tenant=self.tenant, namespace=Namespace.EXACT)
-
-
-def effective_mode(asked: Mode | str) -> Mode:
-    """Return the mode to use: the environment's, if it names one.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no such mode.
-    """
-    named = os.environ.get(MODE_VARIABLE, "").strip().lower() or asked
-    try:
-        return Mode(named)
-    except ValueError:
-        known = ", ".join(Mode)
-        raise ConfigurationError(f"mode {named!r} is unknown; use one of {known}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +147,7 @@ class Conversation:
         with self._state:
             prompt = self.prompt
             declared = {segment.key for segment in prompt.segments}
-            for key in self._retrieved & declared - wanted.keys():
+            for key in sorted(self._retrieved & declared - wanted.keys()):
                 prompt = prompt.without(key, Deletion.DORMANT)
             for document in wanted.values():
                 prompt = prompt.with_part(document)
@@ -230,10 +179,11 @@ class Conversation:
             It is a hard deletion and a call is running, whose record would bring back what is erased.
         """
         with self._erasing(deletion), self._state:
-            self.prompt = _checked(self.prompt, self.prompt.without(key, deletion))
+            before = self.prompt
+            self.prompt = _checked(before, before.without(key, deletion))
             self.sources.forget(key)
             self._retrieved -= {key}
-            self._erase((key,), deletion)
+            self._erase((key,), before, deletion)
 
     def unbind(self, key: str, deletion: Deletion | None) -> None:
         """Remove the fields of a bound object, all of them or none; those removed before stay so.
@@ -247,13 +197,13 @@ class Conversation:
         """
         with self._erasing(deletion), self._state:
             names = self.sources.names(key)
-            prompt = self.prompt
+            before = prompt = self.prompt
             for name in names:
                 if name in prompt.fields:
                     prompt = prompt.without(name, deletion)
-            self.prompt = _checked(self.prompt, prompt)
+            self.prompt = _checked(before, prompt)
             self.sources.unbind(key)
-            self._erase(names, deletion)
+            self._erase(names, before, deletion)
 
     @contextmanager
     def _erasing(self, deletion: Deletion | None) -> Iterator[None]:
@@ -268,11 +218,12 @@ class Conversation:
         finally:
             self.release()
 
-    def _erase(self, keys: Sequence[str], deletion: Deletion | None) -> None:
+    def _erase(self, keys: Sequence[str], before: Prompt, deletion: Deletion | None) -> None:
         if deletion is not Deletion.HARD:
             return
         if self._rebase is not None:
-            self._rebase = self._rebase.redacted(told_texts(self.ledger, keys))
+            current = {key: before.fields[key].text for key in keys if key in before.fields}
+            self._rebase = self._rebase.erased(self.ledger, keys, current)
         self.ledger = self.ledger.erase(*keys)
         self._shadow = self._shadow.erase(*keys)
         self.report = replace(self.report, last=None)
@@ -433,20 +384,3 @@ def _with_refusals(inputs: list[Input], ledger: Ledger) -> list[Input]:
     open_ids = {call.id for call in ledger.state.open_calls}
     refused = [r for r in refusals(last) if r.call_id not in given and r.call_id in open_ids]
     return [*refused, *inputs]
-
-
-def sampling_of(base: SamplingOptions, changes: Mapping[str, Any]) -> SamplingOptions:
-    """Return sampling options with some changed by name.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no such option.
-    """
-    if not changes:
-        return base
-    try:
-        return replace(base, **changes)
-    except TypeError as error:
-        known = ", ".join(SamplingOptions.__dataclass_fields__)
-        raise ConfigurationError(f"unknown sampling option ({error}); options are: {known}") from error

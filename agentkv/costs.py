@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agentkv.backends.base import Completion
+from agentkv.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,8 @@ class Costs:
     """Running estimates in seconds; nothing is assumed before something was measured.
 
     The cost of a standing token is the slope of the decode time of one token over the length of the
-    context, by least squares over the calls so far.
+    context, by least squares over the calls so far. What one context measured (`AgentKVContext.costs`) can be
+    handed to another on the same backend, as its ``costs=``.
     """
 
     prefill_s: float | None = None
@@ -28,6 +30,10 @@ class Costs:
     sum_y: float = 0.0
     sum_xx: float = 0.0
     sum_xy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.turns_ahead < 0:
+            raise ConfigurationError(f"turns_ahead is {self.turns_ahead}; give 0 or more calls")
 
     def observe(self, completion: Completion) -> Costs:
         """Return the estimates with one more call taken into account."""

@@ -58,7 +58,8 @@ class HuggingFaceTokenizer:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingDependencyError(
-                "the transformers library is not installed: pip install 'agentkv-middleware[transformers]'"
+                "the transformers library is not installed: pip install "
+                "'agentkv-middleware[transformers]', or '.[transformers]' in a checkout"
             ) from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path_or_id), **options)

@@ -143,6 +143,9 @@ class Ledger:
     def __len__(self) -> int:
         return self._length
 
+    def __reduce__(self) -> tuple[Callable[[str], Ledger], tuple[str]]:
+        return Ledger.from_json, (self.to_json(),)
+
     def __iter__(self) -> Iterator[LedgerEntry]:
         return iter(self._log.entries[: self._length])
 
@@ -201,14 +204,25 @@ class Ledger:
             check = record["check"]
             loaded = cls().append(entries, ids=None, computed=int(record["computed"]))
             loaded.check = None if check is None else (int(check["tokens"]), str(check["sha256"]))
+            _check_order(entries)
+            loaded._check_counts()
         except ValidationError as error:
             # What was read may hold values, which no message repeats.
             wrong = error.errors(include_input=False, include_url=False, include_context=False)[0]
             place = ".".join(map(str, wrong["loc"]))
-            raise LedgerFormatError(f"damaged ledger: entry {place}: {wrong['type']}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerFormatError(f"damaged ledger: {error}") from error
+            raise LedgerFormatError(
+                f"damaged ledger: entry {place or 'list'}: {wrong['type']}; restore it from a copy"
+            ) from None
+        except KeyError as error:
+            raise LedgerFormatError(f"damaged ledger: {error} is missing; restore it from a copy") from error
+        except (TypeError, ValueError) as error:
+            raise LedgerFormatError(f"damaged ledger: {error}; restore it from a copy") from error
         return loaded
+
+    def _check_counts(self) -> None:
+        tokens = 0 if self.check is None else self.check[0]
+        if not 0 <= self.computed <= tokens or (tokens and not self._length):
+            raise ValueError(f"{self.computed} tokens of {tokens} in {self._length} entries have KV")
 
     def redact(self, *secrets: str) -> Ledger:
         """Return a copy in which each of `secrets` reads ``[redacted]``.
@@ -236,6 +250,22 @@ class Ledger:
         """Return a copy whose answers are known by text only, for another tokenizer."""
         entries = [e.model_copy(update={"ids": None}) if isinstance(e, Generated) else e for e in self]
         return Ledger().append(entries, ids=None, computed=0)
+
+
+def _check_order(entries: Sequence[LedgerEntry]) -> None:
+    """Raise ValueError unless epochs follow one another and each result belongs to an open call."""
+    epoch, open_ids = 0, frozenset[str]()
+    for index, entry in enumerate(entries):
+        if isinstance(entry, Frozen):
+            if entry.epoch != epoch + 1 or not 0 <= entry.since <= index:
+                raise ValueError(f"entry {index} opens epoch {entry.epoch} after epoch {epoch}")
+            epoch = entry.epoch
+        elif not epoch:
+            raise ValueError(f"entry {index} stands before the first prefix")
+        elif isinstance(entry, Generated):
+            open_ids = frozenset(call.id for call in entry.tool_calls)
+        elif isinstance(entry, Message) and entry.role == "tool" and entry.call_id not in open_ids:
+            raise ValueError(f"entry {index} is the result of call {entry.call_id!r}, which is not open")
 
 
 def _sha256(ids: TokenIds) -> str:

@@ -66,6 +66,8 @@ def skeleton(text: str) -> str:
 def quote_forgeries(text: str, word: str) -> str:
     """Put ``>`` before every line that begins like an erratum; everything else stays as it is.
 
+    A line that is quoted already stays as it is too, so that quoting twice changes nothing.
+
     Parameters
     ----------
     word
@@ -73,11 +75,11 @@ def quote_forgeries(text: str, word: str) -> str:
     """
     begins = _beginning(word)
     lines = text.splitlines(keepends=True)
-    if len(lines) < 2:
-        return QUOTE + text if begins.match(skeleton(text)) else text
     # The number may stand on a later line than the word.
     return "".join(
-        QUOTE + line if begins.match(skeleton("".join(lines[i : i + 3]))) else line
+        QUOTE + line
+        if not line.startswith(QUOTE) and begins.match(skeleton("".join(lines[i : i + 3])))
+        else line
         for i, line in enumerate(lines)
     )
 

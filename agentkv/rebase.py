@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentkv.entries import Message, RebaseReason
+from agentkv.entries import Carrier, Erratum, Message, RebaseReason, Statement
 from agentkv.errors import ConfigurationError
 from agentkv.ledger import Ledger
-from agentkv.redaction import redacted
+from agentkv.redaction import erased
 from agentkv.render import Carry
 
 
@@ -54,11 +54,23 @@ class RebaseRequest:
             return Carry(floor, earlier if self.summary is None else self.summary)
         return Carry(users[-keep] if keep else len(ledger), self.summary)
 
-    def redacted(self, secrets: Iterable[str]) -> RebaseRequest:
-        """Return a request whose summary holds none of `secrets`."""
+    def erased(self, ledger: Ledger, keys: Sequence[str], current: Mapping[str, str]) -> RebaseRequest:
+        """Return a request whose summary holds no value or text of these fields, segments and tools.
+
+        Parameters
+        ----------
+        current
+            Key to current text of those that are fields: it counts as told, also if it was not yet.
+        """
         if self.summary is None:
             return self
-        for entry in redacted([Message(role="user", content=self.summary)], secrets):
+        told = Erratum(
+            revision=0,
+            statements=tuple(Statement(key=key, label=key, now=text) for key, text in current.items()),
+            text="",
+            carrier=Carrier.USER_BEFORE,
+        )
+        for entry in erased([*ledger, told, Message(role="user", content=self.summary)], keys)[-1:]:
             if isinstance(entry, Message):
                 return replace(self, summary=entry.content)
-        return self  # pragma: no cover - one message goes in, one comes out
+        return self  # pragma: no cover - a message goes in last and comes out last

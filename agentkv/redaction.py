@@ -17,6 +17,7 @@ from agentkv.entries import (
     SegmentAdded,
     ToolCallRecord,
 )
+from agentkv.errors import ConfigurationError
 from agentkv.tools import loads
 from agentkv.values import quoted
 
@@ -108,7 +109,9 @@ def redacted(entries: Iterable[LedgerEntry], secrets: Iterable[str]) -> list[Led
     and as it stands in a JSON string; one that begins or ends with a letter or digit as a whole word only.
     Answers that held one lose their ids.
     """
-    wanted = {form for secret in secrets if secret.strip() for form in _forms(secret)} - {REDACTED}
+    wanted = {form for secret in map(_text, secrets) if secret.strip() for form in _forms(secret)} - {
+        REDACTED
+    }
     if not wanted:
         return list(entries)
     pattern = re.compile("|".join(map(_whole, sorted(wanted, key=len, reverse=True))))
@@ -145,6 +148,12 @@ def _clean_call(call: ToolCallRecord, secrets: re.Pattern[str]) -> ToolCallRecor
         # It stood outside a string, as a number does.
         arguments = json.dumps({"arguments": REDACTED})
     return call.model_copy(update={"arguments": arguments})
+
+
+def _text(secret: object) -> str:
+    if not isinstance(secret, str):
+        raise ConfigurationError(f"a secret to redact is a {type(secret).__name__}; give its text")
+    return secret
 
 
 def _forms(secret: str) -> Iterator[str]:

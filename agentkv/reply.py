@@ -39,6 +39,9 @@ class Reply:
     stopped: bool = False
     """Whether the caller stopped the stream and kept what had come."""
 
+    def __str__(self) -> str:
+        return self.text
+
 
 def make_reply(answer: Generated, report: TurnReport, finish_reason: FinishReason) -> Reply:
     """Return what the caller gets for a recorded answer."""
@@ -63,9 +66,7 @@ def refusals(answer: Generated) -> tuple[ToolResult, ...]:
     made = []
     for call in answer.tool_calls:
         if not call.available:
-            made.append(
-                ToolResult(call.id, f"The tool {call.name!r} is no longer available. It was not called.")
-            )
+            made.append(ToolResult(call.id, f"The tool {call.name!r} is not available. It was not called."))
         elif not call.valid:
             made.append(ToolResult(call.id, "The arguments are not a JSON object. The tool was not called."))
     return tuple(made)

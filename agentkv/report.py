@@ -15,7 +15,7 @@ class Miss(StrEnum):
     REBASED = "a new epoch rewrote the prefix"
     TEMPLATE = "the chat template rewrote earlier messages"
     SHORT = "the prefix is shorter than a block"
-    LOST = "evicted, or another replica answered"
+    LOST = "evicted, not kept by this process, or another replica answered"
     UNREPORTED = "cached tokens are not known: the server does not report them, or the answer was stopped"
     SHARED = "another call had more of the prefix in the cache"
 
@@ -83,10 +83,18 @@ class SessionReport:
     ttft_s: float = 0.0
     """Seconds to the first token, summed over all turns."""
     mispredicted: int = 0
-    """Turns whose cached tokens differ from the prediction."""
+    """Turns in which less was cached than predicted. What other calls put into the cache, and turns whose
+    cached tokens are not known, do not count."""
     would_have_cached_tokens: int = 0
     """In mode ``observe``: cached tokens that agentkv would have had, summed."""
     last: TurnReport | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.turns} turns, {self.epochs} epochs opened, {self.errata} errata; "
+            f"{self.prompt_tokens} prompt tokens, {self.cached_share:.1%} cached; "
+            f"{self.ttft_s:.3f} s to first tokens; {self.mispredicted} turns not as predicted"
+        )
 
     @property
     def cached_share(self) -> float:
@@ -106,7 +114,12 @@ class SessionReport:
             computed_tokens=self.computed_tokens + turn.computed_tokens,
             generated_tokens=self.generated_tokens + turn.generated_tokens,
             ttft_s=self.ttft_s + turn.ttft_s,
-            mispredicted=self.mispredicted + (turn.cached_tokens != turn.predicted_cached_tokens),
+            mispredicted=self.mispredicted + _mispredicted(turn),
             would_have_cached_tokens=self.would_have_cached_tokens + (turn.would_have_cached_tokens or 0),
             last=turn,
         )
+
+
+def _mispredicted(turn: TurnReport) -> bool:
+    differs = turn.cached_tokens != turn.predicted_cached_tokens
+    return differs and turn.miss not in (Miss.SHARED, Miss.UNREPORTED)

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
-from agentkv.errors import FieldError, SegmentError
+from agentkv.errors import FieldError, SegmentError, ValueRenderError
 from agentkv.tools import ToolSpec
 from agentkv.values import Granularity, canonical, is_unicode, with_unit
 
@@ -56,6 +56,8 @@ class Inline:
     """Literal text and the key that follows it, in order."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.template, str):
+            raise SegmentError(f"inline text is a {type(self.template).__name__}; give a str")
         try:
             parsed = list(string.Formatter().parse(self.template))
         except ValueError as error:
@@ -205,6 +207,10 @@ class Tools:
     """Sorted by name, so that the order of discovery changes nothing."""
 
     def __init__(self, tools: Iterable[Any]) -> None:
+        if not isinstance(tools, Iterable):
+            raise SegmentError(
+                f"Tools takes a list of tools; give Tools([{getattr(tools, '__name__', 'tool')}])"
+            )
         specs = [ToolSpec.of(tool) for tool in tools]
         names = [spec.name for spec in specs]
         for name in names:
@@ -270,7 +276,20 @@ class Field:
         if self.granularity is not None:
             granularity = member(Granularity, self.granularity, f"field {self.key!r}: granularity")
             object.__setattr__(self, "granularity", granularity)
-        object.__setattr__(self, "text", with_unit(canonical(value, granularity=self.granularity), self.unit))
+        object.__setattr__(self, "text", self.text_of(value))
+
+    def text_of(self, value: object) -> str:
+        """Return a value's canonical text, cut and with the unit as this field declares.
+
+        Raises
+        ------
+        ValueRenderError
+            The value has no canonical text; the message names the field.
+        """
+        try:
+            return with_unit(canonical(value, granularity=self.granularity), self.unit)
+        except ValueRenderError as error:
+            raise ValueRenderError(f"field {self.key!r}: {error}") from error
 
     def __repr__(self) -> str:
         shown = "…" if self.sensitive else repr(self.text)

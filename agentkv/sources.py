@@ -92,14 +92,23 @@ class FieldSources:
         self._objects[prefix] = obj
         return fields
 
-    def unbind(self, key: str) -> list[str]:
-        """Forget an object, and return the keys of its fields."""
-        obj = self._objects.pop(key, None)
-        if obj is None:
+    def names(self, key: str) -> list[str]:
+        """Return the keys of a bound object's fields.
+
+        Raises
+        ------
+        FieldError
+            No object is bound so.
+        """
+        if key not in self._objects:
             raise FieldError(
                 f"no object is bound as {key!r}; bound are: {', '.join(self._objects) or 'none'}"
             )
-        return [f"{key}.{spec.key}" for spec in field_specs(obj)]
+        return [f"{key}.{spec.key}" for spec in field_specs(self._objects[key])]
+
+    def unbind(self, key: str) -> None:
+        """Stop reading an object."""
+        self._objects.pop(key, None)
 
     def pull(self, pulled: Pulled) -> None:
         """Add a function whose value is read each turn."""
@@ -111,8 +120,8 @@ class FieldSources:
         """Stop reading a field that was removed."""
         self._pulled.pop(key, None)
 
-    def read(self, prompt: Prompt, values: Mapping[str, object] | None = None) -> Prompt:
-        """Return the prompt with current values; `values` are those of functions that were awaited.
+    def texts(self, prompt: Prompt, values: Mapping[str, object] | None = None) -> dict[str, str]:
+        """Return the current texts of the prompt's fields; `values` are of functions that were awaited.
 
         Raises
         ------
@@ -120,9 +129,9 @@ class FieldSources:
             A pulled function is a coroutine function and was not awaited.
         """
         texts: dict[str, str] = {}
-        for prefix, obj in self._objects.items():
+        for prefix, obj in list(self._objects.items()):
             texts.update((key, text) for key, text in read_fields(obj, prefix) if key in prompt.fields)
-        for key, pulled in self._pulled.items():
+        for key, pulled in list(self._pulled.items()):
             if key not in prompt.fields:
                 continue
             value = values[key] if values is not None and key in values else pulled.function()
@@ -130,14 +139,16 @@ class FieldSources:
                 _discard(value)
                 raise FieldError(f"field {key!r} is pulled by a coroutine function: use AsyncAgentKVContext")
             texts[key] = pulled.text(value)
-        return prompt.with_texts(texts)
+        return texts
 
     async def awaited(self) -> Mapping[str, object]:
-        """Await the functions that need it, one after another, and return what they gave."""
+        """Call the functions one after another, await those that need it, and return what they gave."""
         values: dict[str, object] = {}
-        for key, pulled in self._pulled.items():
-            value = pulled.function()
-            values[key] = await value if inspect.isawaitable(value) else value
+        # Others may be declared while one is awaited.
+        while waiting := [pulled for key, pulled in list(self._pulled.items()) if key not in values]:
+            for pulled in waiting:
+                value = pulled.function()
+                values[pulled.key] = await value if inspect.isawaitable(value) else value
         return values
 
     def set(self, prompt: Prompt, key: str, value: object) -> Prompt:
@@ -156,7 +167,8 @@ class FieldSources:
             for spec in field_specs(obj):
                 if key == f"{prefix}.{spec.key}":
                     setattr(obj, spec.attribute, value)
-                    return prompt
+                    current = dict(read_fields(obj, prefix))
+                    return prompt.with_texts({k: t for k, t in current.items() if k in prompt.fields})
         field = prompt.fields.get(key)
         if field is None:
             known = ", ".join(prompt.fields) or "none"

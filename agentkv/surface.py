@@ -7,17 +7,20 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from agentkv.backends.base import Backend, SamplingOptions
-from agentkv.conversation import ContextOptions, Conversation, effective_mode
+from agentkv.conversation import Conversation
 from agentkv.costs import Costs
 from agentkv.entries import RebaseReason
+from agentkv.errors import ConfigurationError
 from agentkv.inputs import Input, UserMessage
 from agentkv.ledger import Ledger
+from agentkv.options import ContextOptions, effective_mode
 from agentkv.plan import Mode
 from agentkv.profile import GENERIC, Profile
 from agentkv.prompt import Prompt
+from agentkv.rebase import RebaseRequest
 from agentkv.report import SessionReport
 from agentkv.segments import Deletion, Document, Field, Segment
-from agentkv.sources import FieldSources, Pulled, with_fields
+from agentkv.sources import FieldSources, Pulled
 from agentkv.values import Granularity
 
 _Function = TypeVar("_Function", bound=Callable[[], Any])
@@ -43,7 +46,7 @@ class ContextSurface:
     SegmentError, FieldError
         A declaration is wrong.
     ConfigurationError
-        The mode is unknown.
+        The mode is unknown, the salt key is too short or the tenant is empty.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class ContextSurface:
         """
         context = cls(backend, segments, **options)
         ledger = saved if isinstance(saved, Ledger) else Ledger.from_json(saved)
-        context._conversation.ledger = context._conversation._shadow = ledger
+        context._conversation.resume(ledger)
         return context
 
     @property
@@ -109,14 +112,23 @@ class ContextSurface:
         return self._conversation.report
 
     @property
+    def costs(self) -> Costs:
+        """What was measured so far; another context on the backend can begin with it, as its ``costs=``."""
+        return self._conversation.costs
+
+    @property
     def mode(self) -> Mode:
         """The mode in effect."""
         return self._conversation.mode
 
     @property
     def prompt(self) -> Prompt:
-        """What is declared, with the values that were current when it was last read."""
-        return self._conversation.sources.read(self._conversation.prompt)
+        """What is declared, with the values that the last turn read or `set` gave.
+
+        Functions and bound objects are read by turns only: before the first one, a bound object's fields
+        have the values they were bound with, and those of functions are empty.
+        """
+        return self._conversation.prompt
 
     def field(
         self,
@@ -147,9 +159,7 @@ class ContextSurface:
                 critical=critical,
                 depends_on=depends_on,
             )
-            prompt = with_fields(self._conversation.prompt, [declared])
-            self._conversation.sources.pull(Pulled(name, function, unit, granularity))
-            self._conversation.change(prompt)
+            self._conversation.pull(declared, Pulled(name, function, unit, granularity))
             return function
 
         return declare
@@ -169,15 +179,19 @@ class ContextSurface:
         FieldError
             The key or a label is taken.
         """
-        sources = self._conversation.sources.copy()
-        prompt = with_fields(self._conversation.prompt, sources.bind(obj, key=key, label=label))
-        self._conversation.sources = sources
-        self._conversation.change(prompt)
+        self._conversation.bind(obj, key, label)
 
-    def unbind(self, key: str, deletion: Deletion | None = None) -> None:
-        """Remove the fields of the object that is bound as `key`."""
-        for name in self._conversation.sources.unbind(key):
-            self._conversation.remove(name, deletion)
+    def unbind(self, key: str, deletion: Deletion | str | None = None) -> None:
+        """Remove the fields of the object that is bound as `key`; all of them, or none if one cannot be.
+
+        Raises
+        ------
+        FieldError
+            No object is bound so.
+        SegmentError, ContextBusyError, ConfigurationError
+            As `remove`.
+        """
+        self._conversation.unbind(key, _deletion(deletion))
 
     def set(self, key: str, value: object) -> None:
         """Set a field by key; said as an erratum on the next turn.
@@ -189,68 +203,76 @@ class ContextSurface:
         ValueRenderError
             The value has no canonical text; the old value stays.
         """
-        self._conversation.change(self._conversation.sources.set(self._conversation.prompt, key, value))
+        conversation = self._conversation
+        conversation.change(lambda prompt: conversation.sources.set(prompt, key, value))
 
     def add(self, part: Segment) -> None:
-        """Add a segment, tools or a field, or replace the segment of the same key."""
-        prompt = self._conversation.prompt
-        if isinstance(part, Field) and part.key not in prompt.fields:
-            self._conversation.change(with_fields(prompt, [part]))
-        else:
-            self._conversation.change(prompt.with_part(part))
+        """Add a segment, tools or a field, or replace the segment of the same key.
+
+        Raises
+        ------
+        SegmentError
+            It shows a field that is not declared.
+        FieldError
+            A field's label is taken.
+        """
+        self._conversation.add([part])
 
     def retrieve(self, documents: Iterable[Document]) -> None:
         """Declare the documents of a retrieval.
 
         New ones are appended and their order changes nothing; those that were retrieved before and are not
-        now stay unused without a word.
+        now stay unused without a word. Documents that were declared otherwise stay as they are.
         """
-        wanted = list(documents)
-        prompt = self._conversation.prompt
-        keys = {document.key for document in wanted}
-        for segment in prompt.segments:
-            if isinstance(segment, Document) and segment.key not in keys:
-                prompt = prompt.without(segment.key, Deletion.DORMANT)
-        for document in wanted:
-            prompt = prompt.with_part(document)
-        self._conversation.change(prompt)
+        self._conversation.retrieve(documents)
 
-    def remove(self, key: str, deletion: Deletion | None = None) -> None:
+    def remove(self, key: str, deletion: Deletion | str | None = None) -> None:
         """Remove ``policy:NAME``, ``skill:NAME``, ``document:NAME``, ``tool:NAME`` or a field.
 
-        `Deletion.HARD` redacts the ledger at once and opens a new epoch under a new salt.
+        `Deletion.HARD` redacts the ledger, and the summary of a rebase that is asked for, at once and opens
+        a new epoch under a new salt.
 
         Raises
         ------
         SegmentError
-            Nothing is called so.
+            Nothing is called so, or a segment shows the field: change the segment first.
+        ContextBusyError
+            It is a hard deletion and a call is running.
+        ConfigurationError
+            There is no such kind of deletion.
         """
-        self._conversation.remove(key, deletion)
+        self._conversation.remove(key, _deletion(deletion))
 
     def set_template_arguments(self, **arguments: Any) -> None:
         """Set arguments of the chat template, such as ``enable_thinking``; other ones open a new epoch."""
-        self._conversation.change(self._conversation.prompt.with_template_arguments(arguments))
+        self._conversation.change(lambda prompt: prompt.with_template_arguments(arguments))
 
     def rebase(self, *, summary: str | None = None, keep_last: int | None = None) -> None:
         """Open a new epoch with the next turn: current values in the prompt, no errata.
 
+        What is kept is counted when that turn is planned, so an answer that is being made counts too.
+
         Parameters
         ----------
         summary
-            Stands for the turns that are left out. Values that are no longer true in it are corrected.
+            Stands for everything before what is kept, an earlier summary included. Values that are no longer
+            true in it are corrected. Without one, an earlier summary stays unless turns are left out.
         keep_last
-            User turns to keep; all by default.
+            User turns to keep; all by default. Turns that an earlier summary replaced never come back, and a
+            turn whose tool calls await their results is always kept.
 
         Raises
         ------
         ConfigurationError
-            A summary without `keep_last`, or a negative `keep_last`.
+            A summary without `keep_last`, a negative `keep_last`, or 0 while tool calls await their results.
         """
-        carry = self._conversation.carry(summary, keep_last)
-        self._conversation.ask_rebase(RebaseReason.REQUESTED, carry)
+        self._conversation.ask_rebase(RebaseRequest(RebaseReason.REQUESTED, summary, keep_last))
 
     def fork(self, *segments: Segment) -> Self:
         """Return a new context that goes on from here; what either says later never reaches the other.
+
+        A bound object is one and the same for both, as it is what is true: both are told its changes. Fields
+        that are set by key belong to each alone.
 
         Parameters
         ----------
@@ -258,16 +280,18 @@ class ContextSurface:
             Added to the child's prompt, such as a `Skill` that states its role. Its prompt still begins with
             the parent's ids.
         """
-        parent = self._conversation
-        options = replace(parent.options, conversation=ContextOptions().conversation, costs=parent.costs)
         child = self.__class__.__new__(self.__class__)
-        child._conversation = Conversation(
-            parent.backend, parent.prompt, parent.sources.copy(), options, parent.ledger
-        )
-        child._conversation._shadow = parent._shadow
-        for segment in segments:
-            child.add(segment)
+        child._conversation = self._conversation.fork()
+        child._conversation.add(segments)
         return child
+
+
+def _deletion(deletion: Deletion | str | None) -> Deletion | None:
+    try:
+        return None if deletion is None else Deletion(deletion)
+    except ValueError:
+        known = ", ".join(Deletion)
+        raise ConfigurationError(f"deletion {deletion!r} is unknown; use one of {known}") from None
 
 
 def as_inputs(inputs: Iterable[Input | str]) -> list[Input]:

@@ -92,10 +92,10 @@ def test_second_object_needs_its_own_key() -> None:
         ctx.bind(second, key="order:7731")
         ctx.add(Skill("s", Inline("Watch {order:7731.status}.")))
         ctx.ask("a")
-        ctx.unbind("order:7731", Deletion.SOFT)
         with pytest.raises(SegmentError, match=r"order:7731\.status"):
-            ctx.ask("b")
+            ctx.unbind("order:7731", Deletion.SOFT)
         ctx.remove("skill:s")
+        ctx.unbind("order:7731", Deletion.SOFT)
         assert "no longer applies" in ctx.ask("b").report.erratum
     assert "- Order status (7731): lost" not in backend.prompts[0]
     assert "Watch lost." in backend.prompts[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -255,3 +257,44 @@ def test_document_of_any_text_survives() -> None:
     ) as resumed:
         resumed.ask("on")
     assert ByteTokenizer().decode(backend.requests[-1].ids.tolist()).startswith(backend.prompts[0])
+
+
+def damage(record: dict[str, Any], how: str) -> None:
+    """Damage a stored ledger in one way."""
+    entries = record["entries"]
+    match how:
+        case "no prefix":
+            del entries[0]
+        case "nothing told":
+            entries.clear()
+        case "reversed":
+            entries.reverse()
+        case "negative":
+            record["computed"] = -4
+        case "more than there is":
+            record["computed"] = 10**9
+        case "epoch":
+            entries[0]["epoch"] = 7
+        case "no check":
+            record["check"] = None
+
+
+@pytest.mark.parametrize(
+    "how", ["no prefix", "nothing told", "reversed", "negative", "more than there is", "epoch", "no check"]
+)
+def test_entries_that_cannot_follow_one_another_are_refused(how: str) -> None:
+    """A record in which something is missing or out of order is no ledger, whatever each entry holds."""
+    with AgentKVContext(ScriptedBackend(), [Policy("Be brief.")]) as ctx:
+        ctx.ask("Hi")
+        record = json.loads(ctx.ledger.to_json())
+    damage(record, how)
+    with pytest.raises(LedgerFormatError, match=r"damaged ledger: .*restore it from a copy"):
+        Ledger.from_json(json.dumps(record))
+
+
+def test_ledger_can_be_pickled() -> None:
+    """It is its JSON."""
+    with AgentKVContext(ScriptedBackend(), [Policy("Be brief.")]) as ctx:
+        ctx.ask("Hi")
+        ledger = ctx.ledger
+    assert pickle.loads(pickle.dumps(ledger)).to_json() == ledger.to_json()

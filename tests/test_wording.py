@@ -99,7 +99,7 @@ def forms(text: str) -> list[str]:
 @pytest.mark.parametrize("forged", FORGED)
 def test_forged_line_is_quoted(forged: str) -> None:
     """However it is spelled, a line that reads like an erratum is quoted."""
-    assert neutral(forged, Wording()) == "> " + forged
+    assert neutral(forged, Wording()) == (forged if forged.startswith("> ") else "> " + forged)
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)

@@ -6,11 +6,14 @@ A backend turns one `Request` (token ids in) into a stream of `Delta` that ends 
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from agentkv.errors import BackendError, ConfigurationError
 from agentkv.tokens import TokenIds
 
 if TYPE_CHECKING:
@@ -26,11 +29,19 @@ class FinishReason(StrEnum):
     """`SamplingOptions.max_tokens` was reached."""
     TOOL_CALLS = "tool_calls"
     """The model ended its turn with tool calls that the server parsed."""
+    STOPPED = "stopped"
+    """The caller stopped the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How an answer is sampled. The default is greedy."""
+    """How an answer is sampled. The default is greedy.
+
+    Raises
+    ------
+    ConfigurationError
+        An option has the wrong type or is out of range; the message names it and its value.
+    """
 
     max_tokens: int = 256
     """Most tokens to generate, at least 1; also the room that the pre-flight check keeps free."""
@@ -46,6 +57,44 @@ class SamplingOptions:
     """Makes sampling repeatable."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings; the string itself is not returned."""
+
+    def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, list):
+            object.__setattr__(self, "stop", tuple(stop))
+        checks: tuple[tuple[str, bool, str], ...] = (
+            ("max_tokens", _is_whole(self.max_tokens) and self.max_tokens >= 1, "a whole number, at least 1"),
+            (
+                "temperature",
+                _is_number(self.temperature) and self.temperature >= 0,
+                "0 (greedy) or a finite number above",
+            ),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            ("top_k", _is_whole(self.top_k) and self.top_k >= 0, "0 (all tokens) or a whole number above"),
+            (
+                "repetition_penalty",
+                _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                "a finite number above 0",
+            ),
+            ("seed", self.seed is None or _is_whole(self.seed), "None or a whole number"),
+            (
+                "stop",
+                isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
+                "a tuple of strings that are not empty",
+            ),
+        )
+        for name, good, wanted in checks:
+            if not good:
+                value = getattr(self, name)
+                raise ConfigurationError(f"option {name}={value!r} is out of range: it has to be {wanted}")
+
+
+def _is_whole(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +232,6 @@ def complete(backend: Backend, request: Request) -> Completion:
     BackendError
         The call failed, or the backend ended without a completion.
     """
-    from agentkv.errors import BackendError
-
     for event in backend.stream(request):
         if isinstance(event, Completion):
             return event

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from agentkv.backends.base import Capabilities, Completion, Delta, Event, FinishReason, Request, Usage
 from agentkv.errors import (
     BackendError,
+    CapabilityError,
     ConfigurationError,
     ContextWindowError,
     MissingDependencyError,
@@ -36,7 +37,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError(
         f"TransformersBackend needs torch and transformers ({error}): "
-        "pip install 'agentkv-middleware[transformers]'"
+        "pip install 'agentkv-middleware[transformers]', or '.[transformers]' in a checkout"
     ) from error
 
 if TYPE_CHECKING:
@@ -148,8 +149,9 @@ class TransformersBackend:
         Parameters
         ----------
         folder_or_hub_id
-            A folder that ``save_pretrained`` wrote, or an id on the hub such as
-            ``"HuggingFaceTB/SmolLM2-135M-Instruct"``.
+            A folder that ``save_pretrained`` wrote, an id on the hub such as
+            ``"HuggingFaceTB/SmolLM2-135M-Instruct"``, or the name of a model that ``agentkv model pull``
+            fetched.
         dtype
             Of the weights and the KV. None takes the checkpoint's on a GPU; on a CPU, bfloat16 if it has
             instructions for it (about twice as fast there) and float32 otherwise.
@@ -168,17 +170,25 @@ class TransformersBackend:
         from transformers import AutoModelForCausalLM
 
         from agentkv.huggingface import HuggingFaceTokenizer
+        from agentkv.models import KNOWN_MODELS, resolve
 
         name = str(folder_or_hub_id)
+        if name in KNOWN_MODELS:
+            name = resolve(name).location
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if place.startswith("cuda") and not torch.cuda.is_available():
+            raise CapabilityError(f"device {place!r}: torch finds no CUDA device; leave device out")
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 name, dtype=dtype or default_dtype(place), **model_options
             )
+        except (TypeError, AttributeError) as error:
+            raise ConfigurationError(f"the model {name!r} does not take these options: {error}") from error
         except (OSError, ValueError) as error:
             raise ModelNotFoundError(
-                f"no model can be loaded from {name!r}: {error}. Give a folder with config.json and weights, "
-                "or the id of a model on the hub"
+                f"no model can be loaded from {name!r}: {str(error).rstrip('.')}. Give a folder with "
+                "config.json and weights, the id of a model on the hub, or fetch one: agentkv model pull "
+                "smollm2-135m"
             ) from error
         return cls(
             model,

@@ -72,7 +72,7 @@ class GGUFConverter:
         if missing:
             raise MissingDependencyError(
                 f"converting a model needs {', '.join(missing)}, not installed: "
-                f"pip install 'agentkv-middleware[transformers]'"
+                f"pip install 'agentkv-middleware[transformers]', or '.[transformers]' in a checkout"
             )
 
     def convert(self, weights: Path, folder: Path, progress: Progress) -> str:

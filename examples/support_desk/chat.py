@@ -30,8 +30,11 @@ def chat(desk: SupportDesk, connection: sqlite3.Connection, order_id: str, conso
                 continue
             desk.refresh()
             stream = context.stream(line)
-            for delta in stream:
-                console.print(delta.text, end="", highlight=False, markup=False)
+            try:
+                for delta in stream:
+                    console.print(delta.text, end="", highlight=False, markup=False)
+            except KeyboardInterrupt:
+                console.print(" (stopped; nothing was recorded)", end="")
             console.print()
             if stream.reply is not None:
                 report = stream.reply.report

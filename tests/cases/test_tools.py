@@ -48,7 +48,7 @@ def test_a_tool_that_is_found_late_and_one_that_vanishes_leave_the_prefix_alone(
         reply = context.ask("Six")
         assert reply.tool_calls == ()
         (refused,) = reply.refused
-        assert refused.content == "The tool 't2' is no longer available. It was not called."
+        assert refused.content == "The tool 't2' is not available. It was not called."
         context.ask("Seven")
         assert refused.content in news(backend)
         assert frozen(context.ledger).system == system
