@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 from agentkv.backends.base import (
     Backend,
@@ -14,6 +16,7 @@ from agentkv.backends.base import (
     Request,
     SamplingOptions,
 )
+from agentkv.encode import Encoding, choose_encoding
 from agentkv.errors import (
     AgentKVError,
     BackendError,
@@ -36,6 +39,8 @@ from agentkv.segments import Deletion, Document, Field, Segment
 from agentkv.sources import FieldSources, Pulled, with_fields
 from agentkv.traits import ModelTraits
 from agentkv.turn import PendingTurn, begin, finish
+
+_LOG: Final = logging.getLogger("agentkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,12 @@ class Conversation:
         self._traits = ModelTraits(
             self.backend.tokenizer, able, self.options.profile, today=datetime.now(UTC).date()
         )
+        encoder = self._traits.encoder(self.prompt.template_arguments)
+        if choose_encoding(encoder) is Encoding.MESSAGES:
+            _LOG.warning(
+                "the chat template is not prefix-stable (%s): little can be saved with it",
+                encoder.traits.breaks_at,
+            )
 
     def leave(self) -> None:
         """Release what the backend keeps for the conversation."""

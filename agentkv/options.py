@@ -19,6 +19,15 @@ MODE_VARIABLE: Final = "AGENTKV_MODE"
 """Environment variable that overrides every context's mode; ``off`` is the kill switch."""
 
 
+_KINDS: Final[Mapping[str, type]] = {
+    "tenant": str,
+    "conversation": str,
+    "profile": Profile,
+    "sampling": SamplingOptions,
+    "costs": Costs,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
     """How a context behaves; the keyword arguments of its constructor.
@@ -26,7 +35,7 @@ class ContextOptions:
     Raises
     ------
     ConfigurationError
-        The salt key is too short, or the tenant is no name.
+        An option is of the wrong type, the salt key is too short, or the tenant is no name.
     """
 
     mode: Mode = Mode.ON
@@ -41,8 +50,10 @@ class ContextOptions:
     """Stable id: where KV is kept, and the routing key on servers."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tenant, str):
-            raise ConfigurationError(f"tenant {self.tenant!r} is a {type(self.tenant).__name__}; give a str")
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigurationError(f"{name} is a {type(value).__name__}; give a {kind.__name__}")
         salt(self.salt_key, tenant=self.tenant, namespace=Namespace.EXACT)
 
 

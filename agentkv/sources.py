@@ -11,21 +11,20 @@ from agentkv.errors import FieldError, SegmentError
 from agentkv.fields import class_key, field_specs, is_mutable_fields, read_fields
 from agentkv.prompt import Prompt
 from agentkv.segments import Field, Segment
-from agentkv.values import Granularity, canonical, with_unit
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """A field whose value a function returns each turn."""
 
-    key: str
+    field: Field
+    """How its values become text."""
     function: Callable[[], object]
-    unit: str | None
-    granularity: Granularity | None
 
-    def text(self, value: object) -> str:
-        """Return the canonical text of what the function returned."""
-        return with_unit(canonical(value, granularity=self.granularity), self.unit)
+    @property
+    def key(self) -> str:
+        """Key of the field."""
+        return self.field.key
 
 
 class FieldSources:
@@ -138,7 +137,7 @@ class FieldSources:
             if inspect.isawaitable(value):
                 _discard(value)
                 raise FieldError(f"field {key!r} is pulled by a coroutine function: use AsyncAgentKVContext")
-            texts[key] = pulled.text(value)
+            texts[key] = pulled.field.text_of(value)
         return texts
 
     async def awaited(self) -> Mapping[str, object]:
@@ -173,8 +172,7 @@ class FieldSources:
         if field is None:
             known = ", ".join(prompt.fields) or "none"
             raise FieldError(f"there is no field {key!r}; fields are: {known}")
-        text = canonical(value, granularity=field.granularity)
-        return prompt.with_texts({key: with_unit(text, field.unit)})
+        return prompt.with_texts({key: field.text_of(value)})
 
 
 def _qualified(name: str, prefix: str) -> str:

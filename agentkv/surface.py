@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from agentkv.backends.base import Backend, SamplingOptions
 from agentkv.conversation import Conversation
 from agentkv.costs import Costs
 from agentkv.entries import RebaseReason
-from agentkv.errors import ConfigurationError
+from agentkv.errors import ConfigurationError, SegmentError
 from agentkv.inputs import Input, UserMessage
 from agentkv.ledger import Ledger
 from agentkv.options import ContextOptions, effective_mode
@@ -46,7 +46,7 @@ class ContextSurface:
     SegmentError, FieldError
         A declaration is wrong.
     ConfigurationError
-        The mode is unknown, the salt key is too short or the tenant is empty.
+        There is no such mode, `backend` is none, or an option does not fit.
     """
 
     def __init__(
@@ -63,12 +63,18 @@ class ContextSurface:
         costs: Costs | None = None,
         conversation: str | None = None,
     ) -> None:
+        if isinstance(backend, type) or not isinstance(backend, Backend):
+            raise ConfigurationError(
+                f"{backend!r} is no backend; give an instance of one, such as TransformersBackend"
+            )
+        if not isinstance(segments, Iterable):
+            raise SegmentError(f"segments is a {type(segments).__name__}; give a list of segments")
         options = ContextOptions(
             mode=effective_mode(mode),
             tenant=tenant,
             profile=profile,
-            sampling=sampling or SamplingOptions(),
-            costs=costs or Costs(),
+            sampling=SamplingOptions() if sampling is None else sampling,
+            costs=Costs() if costs is None else costs,
         )
         if salt_key is not None:
             options = replace(options, salt_key=salt_key)
@@ -126,10 +132,13 @@ class ContextSurface:
         """What is declared, with the values that the last turn read or `set` gave.
 
         Functions and bound objects are read by turns only: before the first one, a bound object's fields
-        have the values they were bound with, and those of functions are empty.
+        have the values they were bound with, and those of functions are ``none``.
         """
         return self._conversation.prompt
 
+    @overload
+    def field(self, key: _Function, /) -> _Function: ...
+    @overload
     def field(
         self,
         key: str | None = None,
@@ -140,8 +149,26 @@ class ContextSurface:
         sensitive: bool = False,
         critical: bool = False,
         depends_on: tuple[str, ...] = (),
-    ) -> Callable[[_Function], _Function]:
+    ) -> Callable[[_Function], _Function]: ...
+    def field(
+        self,
+        key: str | _Function | None = None,
+        *,
+        label: str = "",
+        unit: str | None = None,
+        granularity: Granularity | None = None,
+        sensitive: bool = False,
+        critical: bool = False,
+        depends_on: tuple[str, ...] = (),
+    ) -> _Function | Callable[[_Function], _Function]:
         """Declare a function as a field that is read each turn and compared with what was told.
+
+        Parameters
+        ----------
+        key
+            The field's key, by default the function's name; the decorator may stand without brackets too.
+        label, unit, granularity, sensitive, critical, depends_on
+            As of `Field`.
 
         Raises
         ------
@@ -150,19 +177,21 @@ class ContextSurface:
         """
 
         def declare(function: _Function) -> _Function:
-            name = key or function.__name__
+            name = key if isinstance(key, str) else function.__name__
             declared = Field(
                 name,
-                "",
+                None,
                 label=label,
+                unit=unit,
+                granularity=granularity,
                 sensitive=sensitive,
                 critical=critical,
                 depends_on=depends_on,
             )
-            self._conversation.pull(declared, Pulled(name, function, unit, granularity))
+            self._conversation.pull(declared, Pulled(declared, function))
             return function
 
-        return declare
+        return declare(key) if callable(key) else declare
 
     def bind(self, obj: object, *, key: str | None = None, label: str | None = None) -> None:
         """Declare the fields of an object of a `mutable_fields` class.

@@ -337,8 +337,9 @@ def finish(
     )
     generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
     ids = pending.ids.extend(generated)
-    # A stream that was stopped before its first token may not even have read the prompt.
-    computed = len(ids) - 1 if generated else pending.predicted_cached_tokens
+    # The last sampled token has no KV; a stream stopped before its first may not have read the prompt.
+    nothing = pending.predicted_cached_tokens if stopped else len(ids)
+    computed = len(ids) - 1 if generated else nothing
     ledger = pending.ledger.append([*pending.entries, answer], ids=ids, computed=computed)
     state = ledger.state
     report = TurnReport(

@@ -329,7 +329,7 @@ def test_removed_tool_is_refused_without_the_caller() -> None:
         assert [r.call_id for r in reply.refused] == ["call00201"]
         ctx.send(ToolResult(reply.tool_calls[0].id, "cancelled"))
     assert results(ctx) == [
-        ("call00201", "The tool 'lookup' is no longer available. It was not called."),
+        ("call00201", "The tool 'lookup' is not available. It was not called."),
         ("call00202", "cancelled"),
     ]
 

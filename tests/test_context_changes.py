@@ -141,7 +141,7 @@ def test_prompt_calls_no_function() -> None:
             calls.append("today")
             return "Monday"
 
-        assert [ctx.prompt.fields[key].text for key in ("today", "x")] == ["", "1"]
+        assert [ctx.prompt.fields[key].text for key in ("today", "x")] == ["none", "1"]
         assert not calls
         ctx.set("order.status", "lost")
         assert ctx.prompt.fields["order.status"].text == "lost"
@@ -156,7 +156,7 @@ def test_prompt_calls_no_function() -> None:
         ({"salt_key": b"short"}, "salt key is 5 bytes"),
         ({"salt_key": "x" * 20}, "salt key is a str"),
         ({"tenant": ""}, "tenant is empty"),
-        ({"tenant": 7}, "tenant 7 is a int"),
+        ({"tenant": 7}, "tenant is a int"),
     ],
 )
 def test_salt_key_and_tenant_are_checked_at_construction(options: dict[str, Any], message: str) -> None:
