@@ -17,7 +17,9 @@ from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, HOIST, REWRITE
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
 PAGES: Final = ("README.md", "docs/benchmarks.md")
-_BLOCK: Final = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+_SHOWN: Final = ((10_000, 100), (100_000, 10))
+"""Prompt sizes and numbers of fields whose overhead is shown for all lengths of the conversation."""
+_BLOCK: Final = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -96,6 +98,7 @@ def _overhead() -> str:
             f"{row['serialise_median_ms']:.2f} ms",
         ]
         for row in found["rows"]
+        if (row["prompt_tokens"], row["fields"]) in _SHOWN or row["turns"] == 100
     ]
     head = ["turns", "prompt tokens", "fields", "median", "p99", "the request's body, apart"]
     growth = found["ratios"]["median_5000_over_100"]
@@ -127,7 +130,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
 
 def filled(text: str) -> str:
     """Return a page with its figures written anew."""
-    return _BLOCK.sub(lambda m: f"{m[1]}{FIGURES[m['name']]()}{m[3]}", text)
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{FIGURES[m['name']]()}\n{m[3]}", text)
 
 
 def main() -> None:
