@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from agentkv.backends.base import Capabilities, Completion, Delta, Event, FinishReason, Request, Usage
 from agentkv.errors import (
     BackendError,
-    CapabilityError,
     ConfigurationError,
     ContextWindowError,
     MissingDependencyError,
-    ModelNotFoundError,
 )
 from agentkv.tokens import TokenIds
 
@@ -28,7 +26,6 @@ try:
     from agentkv.backends.kvstore import Entry, KVStore
     from agentkv.backends.model_traits import (
         context_window_of,
-        default_dtype,
         forward_arguments,
         generation_eos,
         stable_length,
@@ -166,30 +163,16 @@ class TransformersBackend:
         ------
         ModelNotFoundError
             There is no such model, or it cannot be loaded.
+        CapabilityError
+            There is no such device.
+        ConfigurationError
+            The model does not take an option.
         """
-        from transformers import AutoModelForCausalLM
-
+        from agentkv.backends.loading import load_model
         from agentkv.huggingface import HuggingFaceTokenizer
-        from agentkv.models import KNOWN_MODELS, resolve
 
-        name = str(folder_or_hub_id)
-        if name in KNOWN_MODELS:
-            name = resolve(name).location
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if place.startswith("cuda") and not torch.cuda.is_available():
-            raise CapabilityError(f"device {place!r}: torch finds no CUDA device; leave device out")
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype or default_dtype(place), **model_options
-            )
-        except (TypeError, AttributeError) as error:
-            raise ConfigurationError(f"the model {name!r} does not take these options: {error}") from error
-        except (OSError, ValueError) as error:
-            raise ModelNotFoundError(
-                f"no model can be loaded from {name!r}: {str(error).rstrip('.')}. Give a folder with "
-                "config.json and weights, the id of a model on the hub, or fetch one: agentkv model pull "
-                "smollm2-135m"
-            ) from error
+        name, model = load_model(str(folder_or_hub_id), place, dtype, model_options)
         return cls(
             model,
             HuggingFaceTokenizer.from_pretrained(name),

