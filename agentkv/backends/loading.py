@@ -55,5 +55,6 @@ def load_model(
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
             f"no model can be loaded from {name!r}: {str(error).rstrip('.')}. Give a folder with "
-            "config.json and weights, the id of a model on the hub, or fetch one: agentkv model pull smollm2-135m"
+            "config.json and weights, the id of a model on the hub, or fetch one with "
+            "agentkv model pull smollm2-135m"
         ) from error
