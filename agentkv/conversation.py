@@ -30,7 +30,7 @@ from agentkv.inputs import Input, ToolResult
 from agentkv.ledger import Ledger
 from agentkv.options import ContextOptions
 from agentkv.plan import Mode
-from agentkv.prompt import Prompt
+from agentkv.prompt import Lint, Prompt
 from agentkv.rebase import RebaseRequest
 from agentkv.reply import Reply, make_reply, refusals
 from agentkv.report import SessionReport
@@ -108,6 +108,9 @@ class Conversation:
         self._traits = ModelTraits(
             self.backend.tokenizer, able, self.options.profile, today=datetime.now(UTC).date()
         )
+        for finding in self.prompt.lint():
+            if finding.lint is Lint.LITERAL_PLACEHOLDER:
+                _LOG.warning("%s", finding.message)
         encoder = self._traits.encoder(self.prompt.template_arguments)
         if choose_encoding(encoder) is Encoding.MESSAGES:
             _LOG.warning(

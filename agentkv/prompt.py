@@ -33,17 +33,19 @@ class Lint(StrEnum):
     """What a `Finding` is about."""
 
     VOLATILE_BEFORE_STATIC = "volatile before static"
+    LITERAL_PLACEHOLDER = "literal placeholder"
+    """A declared field's key stands in braces in a text that is not `Inline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in a prompt's layout that costs cache hits."""
+    """Something in a prompt that costs cache hits, or is hardly meant."""
 
     lint: Lint
     segment: str
     """Key of the segment that is to blame."""
-    before: str
-    """Key of the shared segment that it stands before."""
+    before: str | None
+    """Key of the shared segment that it stands before; None where that is not the matter."""
     message: str
 
 
@@ -213,7 +215,7 @@ class Prompt:
         return replace(self, segments=tuple(sorted(self.segments, key=_is_volatile)))
 
     def lint(self) -> tuple[Finding, ...]:
-        """Find what stands so early that it breaks the prefix for what comes after it."""
+        """Find what breaks the prefix for what comes after it, and placeholders that will not be filled."""
         return tuple(self._findings())
 
     def _findings(self) -> Iterator[Finding]:
@@ -227,6 +229,19 @@ class Prompt:
                     static.key,
                     f"{segment.key} {why} and stands before {static.key}: sessions cannot share what "
                     "follows it; put it last, or use Prompt.arranged()",
+                )
+            if isinstance(segment.text, str):
+                yield from self._unfilled(segment.key, segment.text)
+
+    def _unfilled(self, name: str, text: str) -> Iterator[Finding]:
+        for key in self.fields if "{" in text else ():
+            if f"{{{key}}}" in text:
+                yield Finding(
+                    Lint.LITERAL_PLACEHOLDER,
+                    name,
+                    None,
+                    f"{name} holds {{{key}}} as it stands, and {key} is a field: write Inline(...) around "
+                    "its text to show the value",
                 )
 
 

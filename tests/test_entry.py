@@ -110,3 +110,16 @@ def test_a_template_that_is_not_prefix_stable_is_said_at_entry(caplog: pytest.Lo
             pass
     assert len(caplog.messages) == 1
     assert "not prefix-stable" in caplog.messages[0]
+
+
+def test_a_placeholder_without_inline_is_said_at_entry(caplog: pytest.LogCaptureFixture) -> None:
+    """A declared field's key in braces in plain text is hardly meant; other braces are."""
+    plain = Policy('You serve {name}. Answer as {"a": {}}.')
+    with caplog.at_level(logging.WARNING, "agentkv"), AgentKVContext(ScriptedBackend(), [plain]):
+        pass
+    assert caplog.messages == []
+    named = [plain, Field("name", "Ann")]
+    with caplog.at_level(logging.WARNING, "agentkv"), AgentKVContext(ScriptedBackend(), named):
+        pass
+    assert len(caplog.messages) == 1
+    assert "policy:policy holds {name}" in caplog.messages[0]
