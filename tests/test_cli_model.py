@@ -135,7 +135,7 @@ def test_remove_deletes_the_folder(tmp_path: Path) -> None:
         (("model", "verify", NAME), f"run: agentkv model pull {NAME}"),
         (("model", "remove", NAME), "has not been pulled"),
         (("model", "pull", "large"), f"known: {NAME}"),
-        (("model", "pull", NAME), "pip config set"),
+        (("model", "pull", NAME), "folder of wheels"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, words: tuple[str, ...], hint: str) -> None:
