@@ -77,8 +77,6 @@ class Wording(_Checked):
         word, found, _ = header.partition("{revision}")
         if not found or not any(c.isalpha() for c in word):
             raise ValueError("the header needs a word and then {revision}")
-        if len(header.splitlines()) != 1:
-            raise ValueError("the header must be one line")
         return header
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ semantic conventions for generative AI.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 from agentkv.plan import describe
@@ -14,16 +15,25 @@ from agentkv.report import TurnReport
 SPAN: Final = "agentkv.turn"
 
 
+@cache
+def _api() -> Any:
+    """Return OpenTelemetry's tracing API, or None; looked for once, as a failed import is slow."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace
+
+
 class TurnSpan:
     """The span of one call; does nothing where OpenTelemetry is not installed."""
 
     __slots__ = ("_span",)
 
     def __init__(self, backend: str, conversation: str) -> None:
-        try:
-            from opentelemetry import trace
-        except ImportError:
-            self._span: Any = None
+        trace = _api()
+        self._span: Any = None
+        if trace is None:
             return
         self._span = trace.get_tracer("agentkv").start_span(
             SPAN,

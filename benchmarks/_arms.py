@@ -51,6 +51,11 @@ class ArmTurn:
     plan: str = ""
     told: str = ""
 
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were prefilled."""
+        return self.prompt_tokens - self.cached_tokens
+
 
 class Arm(Protocol):
     """One way to keep the model informed, in one conversation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -29,6 +30,16 @@ def environment(**more: Any) -> dict[str, Any]:
         "versions": versions,
         **more,
     }
+
+
+def write_results(file: Path | None, result: dict[str, Any], *, indent: int | None = None) -> None:
+    """Write what was measured as JSON, making its folder; nothing if no file was asked for."""
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(result, ensure_ascii=False, indent=indent, separators=separators)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def _cpu() -> str:

@@ -25,7 +25,7 @@ from agentkv import AgentKVContext, Mode, Policy, mutable, mutable_fields
 from agentkv.backends.base import Capabilities, Completion, Event, FinishReason, Request, Usage
 from agentkv.testing import ByteTokenizer
 from agentkv.tokenizer import WireMessage
-from benchmarks._environment import environment
+from benchmarks._environment import environment, write_results
 
 TURN_COUNTS = (10, 100, 1000, 5000)
 PROMPT_TOKENS = (1_000, 10_000, 100_000)
@@ -232,9 +232,7 @@ def main(
         "ratios": {"median_5000_over_100": growth(rows)},
         "failures": missed,
     }
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8")
+    write_results(json_file, result)
     table = Table("turns", "prompt tokens", "fields", "median", "p99", "request body (apart)")
     for row in rows:
         table.add_row(

@@ -6,7 +6,6 @@ within each turn, so that the machine's moods hit all of them.
 
 from __future__ import annotations
 
-import json
 import statistics
 import uuid
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from rich.table import Table
 from agentkv import Mode
 from agentkv.backends.base import Backend
 from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, REWRITE, ArmTurn, make_arm
-from benchmarks._environment import environment
+from benchmarks._environment import environment, write_results
 from benchmarks._workload import make_case, make_turns
 
 TURNS = 12
@@ -137,11 +136,7 @@ def main(
         "rows": rows,
         "failures": missed,
     }
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(
-            json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
-        )
+    write_results(json_file, result)
     for row in rows:
         table = Table(
             "arm",

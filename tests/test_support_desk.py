@@ -115,6 +115,7 @@ def test_the_comparison_has_a_row_for_each_turn_and_sums_over_the_later_ones(
     assert summary["new_values_reported"] == 1
     assert summary["cumulative_ttft_ratio"] > 6
     assert all(row["new_tokens"] < row["append_state_new_tokens"] for row in later)
+    assert all(row["rewrite_computed_tokens"] > row["computed_tokens"] for row in later if row["field"])
 
 
 def test_rewriting_loses_the_prefix_and_the_others_keep_it() -> None:

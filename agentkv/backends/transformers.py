@@ -151,7 +151,7 @@ class TransformersBackend:
             fetched.
         dtype
             Of the weights and the KV. None takes the checkpoint's on a GPU; on a CPU, bfloat16 if it has
-            instructions for it (about twice as fast there) and float32 otherwise.
+            instructions for it and float32 otherwise.
         device
             None takes a CUDA device if there is one, and the CPU otherwise.
         **model_options

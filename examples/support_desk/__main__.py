@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from agentkv.backends.base import Backend
 from agentkv.errors import AgentKVError
+from benchmarks._environment import write_results
 from examples.support_desk.bot import SupportDesk
 from examples.support_desk.chat import chat
 from examples.support_desk.compare import compare
@@ -56,9 +56,8 @@ def run(
             result = compare(backend, connection, console)
         finally:
             connection.close()
+    write_results(json_file, result, indent=1)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"written to {json_file}")
 
 

@@ -42,11 +42,13 @@ class TurnRow:
     rewrite_ttft_s: float
     rewrite_new_tokens: int
     rewrite_cached_tokens: int
+    rewrite_computed_tokens: int
     rewrite_answer: str
     rewrite_reports_new: bool | None
     append_state_ttft_s: float
     append_state_new_tokens: int
     append_state_cached_tokens: int
+    append_state_computed_tokens: int
     append_state_answer: str
     append_state_reports_new: bool | None
     field: str | None
@@ -113,11 +115,13 @@ def _row(turn: int, step: Step, reply: Reply, others: Sequence[ArmTurn]) -> Turn
         rewrite_ttft_s=rewrite.ttft_s,
         rewrite_new_tokens=rewrite.new_tokens,
         rewrite_cached_tokens=rewrite.cached_tokens,
+        rewrite_computed_tokens=rewrite.computed_tokens,
         rewrite_answer=rewrite.answer,
         rewrite_reports_new=reports(rewrite.answer, probe.new_value) if probe else None,
         append_state_ttft_s=append.ttft_s,
         append_state_new_tokens=append.new_tokens,
         append_state_cached_tokens=append.cached_tokens,
+        append_state_computed_tokens=append.computed_tokens,
         append_state_answer=append.answer,
         append_state_reports_new=reports(append.answer, probe.new_value) if probe else None,
         field=probe.field if probe else None,
@@ -166,7 +170,7 @@ def _print_turn(row: TurnRow, console: Console) -> None:
     )
     for name in ("rewrite", "append_state"):
         cached, ttft = getattr(row, f"{name}_cached_tokens"), getattr(row, f"{name}_ttft_s")
-        computed = getattr(row, f"{name}_new_tokens")
+        computed = getattr(row, f"{name}_computed_tokens")
         table.add_row(name.replace("_", " "), f"{cached}", f"{computed}", f"{ttft:.3f} s")
     console.print(table)
 
