@@ -14,13 +14,14 @@ from agentkv.errors import AgentKVError
 from agentkv.fields import mutable, mutable_fields
 from agentkv.inputs import ToolResult, UserMessage
 from agentkv.ledger import Ledger
+from agentkv.outcome import finish
 from agentkv.plan import Mode
 from agentkv.profile import Profile, Restate, Wording
 from agentkv.prompt import Prompt
 from agentkv.reply import Reply, ToolCall
 from agentkv.report import SessionReport, TurnReport
 from agentkv.segments import Deletion, Document, Field, Inline, Policy, Scope, Skill, Tools
-from agentkv.turn import begin, finish
+from agentkv.turn import begin
 from agentkv.values import Granularity
 
 __all__ = [

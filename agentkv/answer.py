@@ -10,7 +10,12 @@ from agentkv.tools import ParsedCall, loads, parse_calls, stable_arguments
 
 
 def recorded_answer(
-    completion: Completion, *, turn: int, tools: Collection[str] | None, stopped: bool
+    completion: Completion,
+    *,
+    turn: int,
+    tools: Collection[str] | None,
+    stopped: bool,
+    salt_check: str = "",
 ) -> Generated:
     """Return what the model said, with the calls that it made.
 
@@ -19,7 +24,8 @@ def recorded_answer(
     turn
         Number of the turn, from which the ids of calls are made that the server gave none.
     tools
-        Names of the declared tools; None if none was ever told, so that no call is looked for.
+        Names of the declared tools; None if none was ever told or may be called, so that no call is looked
+        for.
     stopped
         Whether the caller stopped the stream: a call that is half written is none.
     """
@@ -31,6 +37,7 @@ def recorded_answer(
         reasoning=completion.reasoning,
         stopped=stopped,
         prompt_tokens=completion.usage.prompt_tokens,
+        salt_check=salt_check,
     )
 
 

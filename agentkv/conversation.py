@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,36 +26,23 @@ from agentkv.errors import (
     ContextClosedError,
     ContextError,
 )
-from agentkv.inputs import Input, ToolResult
+from agentkv.inputs import Input, in_words
 from agentkv.ledger import Ledger
 from agentkv.options import ContextOptions
+from agentkv.outcome import finish
 from agentkv.plan import Mode
+from agentkv.planned import NO_TOOLS, PlannedTurn, salted, with_refusals
 from agentkv.prompt import Lint, Prompt
 from agentkv.rebase import RebaseRequest
-from agentkv.reply import Reply, make_reply, refusals
+from agentkv.reply import Reply, make_reply
 from agentkv.report import SessionReport
 from agentkv.salts import salt
 from agentkv.segments import Deletion, Document, Field, Segment
 from agentkv.sources import FieldSources, Pulled, with_fields
 from agentkv.traits import ModelTraits
-from agentkv.turn import PendingTurn, begin, finish
+from agentkv.turn import PendingTurn, begin
 
 _LOG: Final = logging.getLogger("agentkv")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTurn:
-    """A turn that is planned, and the state that it was planned on."""
-
-    turn: PendingTurn
-    shadow: PendingTurn | None
-    """In mode ``observe``: the turn that agentkv would have made, if it could be planned."""
-    ledger: Ledger
-    """The conversation's ledger: another one by the time of the answer makes the turn void."""
-    traits: ModelTraits
-    """Of the ``with`` block: leaving it makes the turn void."""
-    rebase: RebaseRequest | None
-    """The request that it serves."""
 
 
 class Conversation:
@@ -112,7 +99,7 @@ class Conversation:
             if finding.lint is Lint.LITERAL_PLACEHOLDER:
                 _LOG.warning("%s", finding.message)
         encoder = self._traits.encoder(self.prompt.template_arguments)
-        if choose_encoding(encoder) is Encoding.MESSAGES:
+        if choose_encoding(encoder) is Encoding.MESSAGES and able.known_ids:
             _LOG.warning(
                 "the chat template is not prefix-stable (%s): little can be saved with it",
                 encoder.traits.breaks_at,
@@ -132,10 +119,20 @@ class Conversation:
     def fork(self) -> Conversation:
         """Return a conversation that goes on from the last answer, a rebase that is asked for included."""
         with self._state:
-            options = replace(self.options, conversation=ContextOptions().conversation, costs=self.costs)
+            options = replace(
+                self.options,
+                conversation=ContextOptions().conversation,
+                routing_key=self.routing_key,
+                costs=self.costs,
+            )
             made = Conversation(self.backend, self.prompt, self.sources.copy(), options, self.ledger)
             made._shadow, made._rebase, made._retrieved = self._shadow, self._rebase, self._retrieved
             return made
+
+    @property
+    def routing_key(self) -> str:
+        """What keeps the conversation and its forks on one replica."""
+        return self.options.routing_key or self.options.conversation
 
     def change(self, function: Callable[[Prompt], Prompt]) -> None:
         """Declare another prompt, effective from the next turn on; no other thread's change is lost."""
@@ -297,10 +294,12 @@ class Conversation:
             ledger, shadow, traits, request = self.ledger, self._shadow, self._traits, self._rebase
         if traits is None:
             raise ContextClosedError("the context is not open: use it inside its with block")
-        given = _with_refusals(list(inputs), ledger)
+        given = with_refusals(list(inputs), ledger)
+        if sampling.tool_choice == NO_TOOLS and (prompt.tools or ledger.state.tools):
+            given = in_words(given)
 
         def planned(ledger: Ledger, mode: Mode) -> PendingTurn:
-            return begin(
+            turn = begin(
                 prompt,
                 given,
                 ledger,
@@ -311,6 +310,7 @@ class Conversation:
                 rebase=None if request is None else request.reason,
                 carry=None if request is None else request.carry(ledger),
             )
+            return salted(turn, self._salt(turn))
 
         turn = planned(ledger, Mode.ON if self.mode is Mode.ON else Mode.OFF)
         observed: PendingTurn | None = None
@@ -318,7 +318,7 @@ class Conversation:
             # What would have failed has nothing to report; `commit` begins anew from the real ledger.
             with suppress(AgentKVError):
                 observed = planned(shadow, Mode.ON)
-        return PlannedTurn(turn, observed, ledger, traits, request)
+        return PlannedTurn(turn, observed, ledger, traits, request, sampling.tool_choice != NO_TOOLS)
 
     def request(self, pending: PendingTurn, sampling: SamplingOptions) -> Request:
         """Return what to ask of the backend."""
@@ -326,14 +326,23 @@ class Conversation:
         return Request(
             ids=pending.ids,
             conversation=self.options.conversation,
-            salt=salt(
-                self.options.salt_key,
-                tenant=self.options.tenant,
-                namespace=frozen.namespace,
-                generation=frozen.generation,
-            ),
+            salt=self._salt(pending),
             options=sampling,
-            tools=frozen.tools,
+            tools=tuple(tool.schema for tool in pending.prompt.tools),
+            rendered_tools=frozen.tools,
+            messages=pending.messages,
+            template_arguments=frozen.template_arguments,
+            expected_cached_tokens=pending.predicted_cached_tokens,
+            routing_key=self.routing_key,
+        )
+
+    def _salt(self, pending: PendingTurn) -> str:
+        frozen = pending.frozen
+        return salt(
+            self.options.salt_key,
+            tenant=self.options.tenant,
+            namespace=frozen.namespace,
+            generation=frozen.generation,
         )
 
     def check_open(self, planned: PlannedTurn) -> None:
@@ -358,13 +367,16 @@ class Conversation:
             planned.turn,
             completion,
             stopped=stopped,
+            calls=planned.calls,
             cached_counts=self.backend.capabilities.cached_counts and not stopped,
             would_have_cached_tokens=None if shadow is None else shadow.predicted_cached_tokens,
         )
         observed = ledger
         if shadow is not None:
             usage = replace(completion.usage, prompt_tokens=len(shadow.ids))
-            observed, _ = finish(shadow, replace(completion, usage=usage), stopped=stopped)
+            observed, _ = finish(
+                shadow, replace(completion, usage=usage), stopped=stopped, calls=planned.calls
+            )
         answer = ledger.state.generated
         if answer is None:  # pragma: no cover - finish always records an answer
             raise BackendError("the answer was not recorded")
@@ -388,13 +400,3 @@ def _checked(before: Prompt, after: Prompt) -> Prompt:
     if not after.inline_keys - after.fields.keys() <= before.inline_keys - before.fields.keys():
         after.check()
     return after
-
-
-def _with_refusals(inputs: list[Input], ledger: Ledger) -> list[Input]:
-    last = ledger.state.generated
-    if last is None:
-        return inputs
-    given = {item.call_id for item in inputs if isinstance(item, ToolResult)}
-    open_ids = {call.id for call in ledger.state.open_calls}
-    refused = [r for r in refusals(last) if r.call_id not in given and r.call_id in open_ids]
-    return [*refused, *inputs]

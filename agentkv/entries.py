@@ -156,6 +156,8 @@ class Generated(Entry):
     stopped: bool = False
     """Whether the caller stopped the stream and kept what had come."""
     prompt_tokens: int = 0
+    salt_check: str = ""
+    """Digest of the salt that it was asked under: under another one nothing of it is cached."""
 
 
 LedgerEntry: TypeAlias = Annotated[

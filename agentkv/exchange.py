@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from agentkv.backends.base import Completion, Delta, Event, FinishReason, SamplingOptions, Usage
-from agentkv.conversation import Conversation, PlannedTurn
+from agentkv.conversation import Conversation
 from agentkv.errors import BackendError, ContextBusyError, ContextError
 from agentkv.inputs import Input
 from agentkv.options import sampling_of
+from agentkv.planned import PlannedTurn
 from agentkv.prompt import Prompt
 from agentkv.reply import Reply
 from agentkv.tracing import TurnSpan
@@ -144,7 +145,7 @@ class Exchange:
         if self._first is None:
             self._first = time.perf_counter()
         self._ids.extend(event.ids)
-        if not event.text:
+        if not event.text and not event.reasoning:
             return self._steps.unless_over(lambda: None)
         self._text.append(event.text)
         self._whole = len(self._ids)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 from agentkv.errors import InputError
 from agentkv.ledger import LedgerState
@@ -29,6 +29,21 @@ class ToolResult:
 
 Input: TypeAlias = UserMessage | ToolResult
 """One input of a turn."""
+
+
+IN_WORDS: Final = "Answer in words this time; do not call a tool."
+"""What is said behind the newest message where the caller lets the model call no tool."""
+
+
+def in_words(inputs: Sequence[Input]) -> list[Input]:
+    """Return inputs that ask for an answer without tool calls.
+
+    Servers may leave the tools out of the prompt for ``tool_choice="none"``, which rewrites it.
+    """
+    if not inputs or not isinstance(inputs[-1].content, str):
+        return list(inputs)
+    *before, last = inputs
+    return [*before, replace(last, content=f"{last.content}\n\n{IN_WORDS}")]
 
 
 def check_inputs(inputs: Iterable[Input], state: LedgerState) -> Sequence[Input]:

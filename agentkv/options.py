@@ -22,6 +22,7 @@ MODE_VARIABLE: Final = "AGENTKV_MODE"
 _KINDS: Final[Mapping[str, type]] = {
     "tenant": str,
     "conversation": str,
+    "routing_key": str,
     "profile": Profile,
     "sampling": SamplingOptions,
     "costs": Costs,
@@ -47,7 +48,9 @@ class ContextOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     costs: Costs = field(default_factory=Costs)
     conversation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Stable id: where KV is kept, and the routing key on servers."""
+    """Stable id: where KV is kept."""
+    routing_key: str = ""
+    """What keeps the requests of a conversation and its forks on one replica; empty: `conversation`."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
+from agentkv.miss import Miss
 from agentkv.plan import Plan, Rebase, describe
-
-
-class Miss(StrEnum):
-    """Why fewer tokens were cached than the whole previous prompt and answer, or than predicted."""
-
-    COLD = "first prompt of the conversation"
-    REBASED = "a new epoch rewrote the prefix"
-    TEMPLATE = "the chat template rewrote earlier messages"
-    SHORT = "the prefix is shorter than a block"
-    LOST = "evicted, not kept by this process, or another replica answered"
-    UNREPORTED = "cached tokens are not known: the server does not report them, or the answer was stopped"
-    SHARED = "another call had more of the prefix in the cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +110,4 @@ class SessionReport:
 
 def _mispredicted(turn: TurnReport) -> bool:
     differs = turn.cached_tokens != turn.predicted_cached_tokens
-    return differs and turn.miss not in (Miss.SHARED, Miss.UNREPORTED)
+    return differs and turn.miss not in (Miss.SHARED, Miss.UNREPORTED, Miss.UNPREDICTED)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from agentkv.backends.base import Capabilities
+from agentkv.backends.base import Capabilities, PromptForm
+from agentkv.encode import Encoding, choose_encoding
 from agentkv.profile import GENERIC, Profile
 from agentkv.template import TemplateEncoder, pinned_date
 from agentkv.tokenizer import ChatTokenizer
@@ -52,6 +53,12 @@ class ModelTraits:
         made = TemplateEncoder(self._tokenizer, template_arguments={**pin, **template_arguments})
         self._encoders.append((dict(template_arguments), day, made))
         return made
+
+    def encoding(self, encoder: TemplateEncoder) -> Encoding:
+        """Return how prompts are made: from messages where the backend or the template leaves no choice."""
+        if self.capabilities.prompts is PromptForm.MESSAGES:
+            return Encoding.MESSAGES
+        return choose_encoding(encoder)
 
     def day(self, template_arguments: Mapping[str, Any]) -> date | None:
         """Return the date to pin for a new epoch; None if the template writes none."""

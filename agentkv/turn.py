@@ -1,4 +1,4 @@
-"""One turn, pure: `begin` decides what to send, `finish` records what was told and what it cost."""
+"""The beginning of a turn, pure: `begin` decides what to send."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 
-from agentkv.answer import recorded_answer
-from agentkv.backends.base import Completion
+from agentkv.backends.base import PromptForm
 from agentkv.costs import Costs
 from agentkv.diff import Difference, compare
-from agentkv.encode import Encoding, choose_encoding, encode_ids, extend_ids, render_ids, render_told
+from agentkv.encode import Encoding, encode_ids, encode_messages, extend_ids, render_ids, render_told
 from agentkv.entries import (
     Carrier,
     Erratum,
@@ -19,17 +18,17 @@ from agentkv.entries import (
     LedgerEntry,
     RebaseReason,
 )
-from agentkv.errors import ContextWindowError, LedgerMismatchError, TruncationDetectedError
+from agentkv.errors import ContextWindowError, LedgerMismatchError
 from agentkv.inputs import Input, UserMessage, check_inputs
 from agentkv.ledger import Ledger
 from agentkv.outdated import outdated_keys
 from agentkv.plan import AppendErratum, Mode, Plan, Rebase, make_plan
 from agentkv.prompt import Prompt
 from agentkv.render import Carry, freeze, render_additions, render_inputs
-from agentkv.report import Miss, TurnReport
 from agentkv.salts import Namespace
 from agentkv.segments import Deletion, Inline
 from agentkv.template import TemplateEncoder
+from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 from agentkv.traits import ModelTraits
 from agentkv.wording import neutral
@@ -51,8 +50,14 @@ class PendingTurn:
     """Leading ids that were sent or generated before."""
     predicted_cached_tokens: int
     encoder: TemplateEncoder = field(repr=False)
+    messages: tuple[WireMessage, ...] = ()
+    """The whole prompt as chat messages, where the server renders them; `ids` are then our own rendering."""
     broken_by: str = ""
     """What rewrote the prefix, if anything did."""
+    salt_check: str = ""
+    """Digest of the salt that it is sent under; empty if it is not known."""
+    known_ids: bool = True
+    """Whether `ids` are those that the server reads; otherwise they are an estimate."""
 
     @property
     def frozen(self) -> Frozen:
@@ -174,7 +179,7 @@ def _readied(
     if ledger.ids is not None:
         return ledger, rebase
     encoder = traits.encoder(frozen.template_arguments, frozen.day)
-    if choose_encoding(encoder) is Encoding.TOKENS:
+    if traits.encoding(encoder) is Encoding.TOKENS:
         return ledger.encoded(encode_ids(ledger.epoch_entries(), encoder)), rebase
     # Here ids serve the prediction only: a date that the template writes may differ from the one it wrote.
     with suppress(LedgerMismatchError):
@@ -220,7 +225,11 @@ class _Maker:
         additions = [step for step in plan if not isinstance(step, Rebase)]
         rendered = render_additions(additions, messages, self.prompt, ledger, profile, encoder.traits)
         entries = (*before_them, *(_counted(entry, encoder) for entry in rendered))
-        ids = _encode(ledger, entries, encoder, fresh=rebase is not None)
+        encoding, sent = self.traits.encoding(encoder), self.traits.capabilities.prompts
+        ids = _encode(ledger, entries, encoder, encoding, fresh=rebase is not None)
+        wire: Iterable[WireMessage] = ()
+        if sent is PromptForm.MESSAGES:
+            wire = encode_messages(_continued(ledger, entries), encoder)
         erased = rebase is not None and rebase.reason is RebaseReason.ERASED
         before = None if erased else self.ledger.ids
         common = 0 if before is None else ids.common_prefix(before)
@@ -235,7 +244,9 @@ class _Maker:
                 common, ledger.computed, len(ids), self.traits.capabilities.block_size
             ),
             encoder=encoder,
+            messages=tuple(wire),
             broken_by="" if rebase is None else _broken_by(self.prompt, self.difference),
+            known_ids=self.traits.capabilities.known_ids,
         )
 
     def _erased(self, ledger: Ledger, rebase: Rebase) -> Ledger:
@@ -286,10 +297,15 @@ def _counted(entry: LedgerEntry, encoder: TemplateEncoder) -> LedgerEntry:
 
 
 def _encode(
-    ledger: Ledger, entries: Sequence[LedgerEntry], encoder: TemplateEncoder, *, fresh: bool
+    ledger: Ledger,
+    entries: Sequence[LedgerEntry],
+    encoder: TemplateEncoder,
+    encoding: Encoding,
+    *,
+    fresh: bool,
 ) -> TokenIds:
     last = ledger.state.generated
-    if choose_encoding(encoder) is Encoding.MESSAGES:
+    if encoding is Encoding.MESSAGES:
         return render_ids(_continued(ledger, entries), encoder)
     if fresh or last is None or ledger.ids is None:
         return encode_ids(_continued(ledger, entries), encoder)
@@ -309,87 +325,3 @@ def _broken_by(prompt: Prompt, difference: Difference) -> str:
     names += [f"tool:{tool.name}" for tool in difference.tools]
     names += [gone.key for gone in difference.gone if gone.deletion is not Deletion.DORMANT]
     return ", ".join(names)
-
-
-def finish(
-    pending: PendingTurn,
-    completion: Completion,
-    *,
-    stopped: bool = False,
-    cached_counts: bool = True,
-    would_have_cached_tokens: int | None = None,
-) -> tuple[Ledger, TurnReport]:
-    """Record a whole completion, or what came of one that the caller stopped and keeps.
-
-    Raises
-    ------
-    TruncationDetectedError
-        The server read fewer prompt tokens than were sent.
-    """
-    usage = completion.usage
-    if usage.prompt_tokens < len(pending.ids):
-        raise TruncationDetectedError(
-            f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut "
-            "the prompt; raise its context length or lower the prompt's size"
-        )
-    answer = recorded_answer(
-        completion, turn=pending.ledger.state.turns + 1, tools=_tool_names(pending), stopped=stopped
-    )
-    generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
-    ids = pending.ids.extend(generated)
-    # The last sampled token has no KV; a stream stopped before its first may not have read the prompt.
-    nothing = pending.predicted_cached_tokens if stopped else len(ids)
-    computed = len(ids) - 1 if generated else nothing
-    ledger = pending.ledger.append([*pending.entries, answer], ids=ids, computed=computed)
-    state = ledger.state
-    report = TurnReport(
-        turn=state.turns,
-        epoch=pending.frozen.epoch,
-        plan=pending.plan,
-        erratum=pending.erratum,
-        revision=state.revision,
-        prompt_tokens=usage.prompt_tokens,
-        new_tokens=len(pending.ids) - pending.common,
-        predicted_cached_tokens=pending.predicted_cached_tokens,
-        cached_tokens=usage.cached_tokens,
-        spliced_tokens=usage.spliced_tokens,
-        computed_tokens=usage.computed_tokens,
-        generated_tokens=usage.generated_tokens,
-        ttft_s=completion.ttft_s,
-        duration_s=completion.duration_s,
-        miss=_miss(pending, completion, cached_counts=cached_counts),
-        broken_by=pending.broken_by,
-        would_have_cached_tokens=would_have_cached_tokens,
-        corrected=_corrected(pending.plan),
-    )
-    return ledger, report
-
-
-def _corrected(plan: Plan) -> tuple[str, ...]:
-    if not any(isinstance(step, Rebase) for step in plan):
-        return ()
-    return tuple(key for step in plan if isinstance(step, AppendErratum) for key in step.restated)
-
-
-def _tool_names(pending: PendingTurn) -> frozenset[str] | None:
-    declared = frozenset(tool.name for tool in pending.prompt.tools)
-    told = pending.ledger.state.tools or pending.frozen.tool_texts
-    return declared if told or declared else None
-
-
-def _miss(pending: PendingTurn, completion: Completion, *, cached_counts: bool) -> Miss | None:
-    cached, predicted = completion.usage.cached_tokens, pending.predicted_cached_tokens
-    before = pending.ledger.ids
-    if not cached_counts:
-        return Miss.UNREPORTED
-    if cached > predicted:
-        return Miss.SHARED
-    if cached < predicted:
-        return Miss.LOST
-    if pending.ledger.state.frozen is None:
-        return Miss.COLD
-    if any(isinstance(step, Rebase) for step in pending.plan):
-        return Miss.REBASED
-    if before is not None and pending.common < len(before):
-        return Miss.TEMPLATE
-    return Miss.SHORT if predicted == 0 else None

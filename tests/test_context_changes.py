@@ -10,7 +10,7 @@ from agentkv import AgentKVContext, Costs, Deletion, Document, Field, Inline, Po
 from agentkv.backends import FinishReason
 from agentkv.backends.base import Completion, Request, Usage
 from agentkv.errors import ConfigurationError, ContextBusyError, FieldError, SegmentError
-from agentkv.report import Miss
+from agentkv.miss import Miss
 from agentkv.testing import ScriptedBackend
 from agentkv.tracing import TurnSpan
 from tests.desk import Order, desk, new_text

@@ -9,7 +9,7 @@ import pytest
 from agentkv import AgentKVContext, ToolResult, Tools
 from agentkv.entries import Generated
 from agentkv.errors import BackendError, ContextBusyError, ContextClosedError
-from agentkv.report import Miss
+from agentkv.miss import Miss
 from agentkv.testing import Scripted, ScriptedBackend
 from tests.desk import Order, call, desk, errata, extends, lookup, new_text
 

@@ -10,10 +10,11 @@ from agentkv.backends.base import Completion, FinishReason, Usage
 from agentkv.costs import Costs
 from agentkv.diff import Change, Gone, compare
 from agentkv.inputs import UserMessage
+from agentkv.outcome import finish
 from agentkv.segments import Segment
 from agentkv.testing import ScriptedBackend
 from agentkv.traits import ModelTraits
-from agentkv.turn import begin, finish
+from agentkv.turn import begin
 from tests.desk import Order, cancel, desk, errata, lookup, new_text
 
 BACKEND = ScriptedBackend()

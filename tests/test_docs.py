@@ -23,8 +23,9 @@ import agentkv.backends
 import agentkv.errors
 from agentkv.cli.main import app
 from agentkv.entries import Carrier, RebaseReason
+from agentkv.miss import Miss
 from agentkv.plan import Mode
-from agentkv.report import Miss, TurnReport
+from agentkv.report import TurnReport
 from agentkv.segments import Deletion
 from agentkv.template import TemplateTraits
 from agentkv.testing import ScriptedBackend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentkv import Document, Field, Inline, Policy, SessionReport
 from agentkv.backends.base import Capabilities
-from agentkv.report import Miss
+from agentkv.miss import Miss
 from agentkv.testing import ScriptedBackend
 from agentkv.turn import predict_cached
 from tests.desk import Order, desk

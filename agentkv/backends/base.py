@@ -14,10 +14,21 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from agentkv.errors import BackendError, ConfigurationError
+from agentkv.miss import Miss
+from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
 
 if TYPE_CHECKING:
     from agentkv.tokenizer import ChatTokenizer
+
+
+class PromptForm(StrEnum):
+    """In which form a backend takes prompts."""
+
+    IDS = "token ids"
+    """Token ids: exactly what was sent and generated before, and the new messages behind it."""
+    MESSAGES = "chat messages"
+    """Chat messages, which the server renders and tokenises anew in every turn."""
 
 
 class FinishReason(StrEnum):
@@ -57,6 +68,12 @@ class SamplingOptions:
     """Makes sampling repeatable."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings; the string itself is not returned."""
+    tool_choice: str | None = None
+    """``"auto"`` (as None), ``"none"``, ``"required"`` or the name of the tool to call."""
+    response_format: Mapping[str, Any] | None = None
+    """What the answer has to look like, in OpenAI's form: a JSON schema, for example."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further sampling parameters of the server, by its own names, such as ``{"min_p": 0.1}``."""
 
     def __post_init__(self) -> None:
         stop: object = self.stop
@@ -82,6 +99,21 @@ class SamplingOptions:
                 isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
                 "a tuple of strings that are not empty",
             ),
+            (
+                "tool_choice",
+                self.tool_choice is None or (isinstance(self.tool_choice, str) and bool(self.tool_choice)),
+                'None, "auto", "none", "required" or the name of a tool',
+            ),
+            (
+                "response_format",
+                self.response_format is None or isinstance(self.response_format, Mapping),
+                'None or a mapping, such as {"type": "json_schema", "json_schema": {...}}',
+            ),
+            (
+                "extra",
+                isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra),
+                "a mapping of the server's parameter names to values",
+            ),
         )
         for name, good, wanted in checks:
             if not good:
@@ -104,12 +136,24 @@ class Request:
     ids: TokenIds
     """The whole prompt, the opening of the answer included."""
     conversation: str
-    """Stable id of the conversation: where its KV is kept, and the routing key on servers."""
+    """Stable id of the conversation: where its KV is kept."""
     salt: str
     """Partition of the prefix cache; requests of different salts never share KV."""
     options: SamplingOptions = field(default_factory=SamplingOptions)
     tools: Sequence[Mapping[str, Any]] = ()
-    """JSON schemas of the frozen tools, for backends that constrain or parse tool calls."""
+    """JSON schemas of all tools that may be called, for backends that constrain or parse calls."""
+    rendered_tools: Sequence[Mapping[str, Any]] = ()
+    """Those that the chat template writes; empty where they are part of the system text."""
+    messages: Sequence[WireMessage] = ()
+    """The same prompt as chat messages; empty unless the backend takes `PromptForm.MESSAGES`."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given beside messages and tools."""
+    expected_cached_tokens: int = 0
+    """What a prefix cache should hold of it; where it held less, the backend may look for the cause."""
+    routing_key: str = ""
+    """The same for a conversation and its forks: what keeps them on one replica. Empty: `conversation`."""
+    priority: int = 0
+    """Scheduling priority, lower is sooner; servers without priority scheduling ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +163,8 @@ class Delta:
     text: str
     ids: tuple[int, ...]
     """Token ids generated since the last delta; empty where the server does not say."""
+    reasoning: str = ""
+    """What the model thinks before it answers; not part of `text`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +208,10 @@ class Completion:
     tool_calls: tuple[RawToolCall, ...] | None = None
     """Calls that the server parsed; None if the client is to parse `text`."""
     reasoning: str = ""
+    prompt_ids: TokenIds | None = None
+    """The prompt that the server read, if it says; where it renders messages these are the true ids."""
+    lost: Miss | None = None
+    """Why less was cached than `Request.expected_cached_tokens`, if the backend found out."""
 
 
 Event: TypeAlias = Delta | Completion
@@ -184,6 +234,12 @@ class Capabilities:
     """Whether requests of different salts are kept apart."""
     splices: bool = False
     """Whether it can load artifacts."""
+    prompts: PromptForm = PromptForm.IDS
+    """The form in which it takes prompts."""
+    known_ids: bool = True
+    """Whether its tokenizer is the served model's; otherwise ids and their numbers are estimates."""
+    constraints: bool = False
+    """Whether it can hold an answer to a tool or a format (`tool_choice`, `response_format`)."""
 
 
 @runtime_checkable

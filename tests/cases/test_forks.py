@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentkv import AgentKVContext, Document, Field, Policy, Skill, Tools, mutable, mutable_fields
 from agentkv.entries import RebaseReason
+from agentkv.miss import Miss
 from agentkv.plan import Rebase
-from agentkv.report import Miss
 from agentkv.testing import ScriptedBackend
 from tests.cases.prompts import begins_with, call, frozen, news, tool
 

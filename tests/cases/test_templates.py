@@ -11,10 +11,10 @@ from agentkv import AgentKVContext, Field, Policy, Profile, Restate, ToolResult,
 from agentkv.encode import UPDATE_ID, encode_messages
 from agentkv.entries import Carrier, Erratum, RebaseReason
 from agentkv.huggingface import HuggingFaceTokenizer
+from agentkv.miss import Miss
 from agentkv.plan import Rebase
 from agentkv.profile import GENERIC
 from agentkv.render import choose_carrier
-from agentkv.report import Miss
 from agentkv.template import Acceptance, Reasoning, TemplateEncoder, measure
 from agentkv.testing import ScriptedBackend
 from agentkv.tokenizer import WireMessage

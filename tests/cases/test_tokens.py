@@ -10,7 +10,7 @@ import pytest
 
 from agentkv import AgentKVContext, Field, Policy
 from agentkv.backends.base import Completion, Event, Request
-from agentkv.report import Miss
+from agentkv.miss import Miss
 from agentkv.template import BreakPlace, TemplateEncoder, prefix_violation
 from agentkv.testing import Scripted, ScriptedBackend
 from agentkv.turn import predict_cached

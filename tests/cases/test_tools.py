@@ -36,7 +36,7 @@ def test_a_tool_that_is_found_late_and_one_that_vanishes_leave_the_prefix_alone(
     backend = ScriptedBackend(["One.", "Two.", call("t9"), "Nine it is.", "Five.", call("t2"), "Sorry."])
     with AgentKVContext(backend, [RULES, Tools([tool("t1"), tool("t2")])]) as context:
         context.ask("One")
-        system, tools = frozen(context.ledger).system, backend.requests[0].tools
+        system, tools = frozen(context.ledger).system, backend.requests[0].rendered_tools
         context.ask("Two")
         context.add(Tools([tool("t9", "Counts to nine.")]))
         (made,) = context.ask("Three").tool_calls
@@ -52,7 +52,7 @@ def test_a_tool_that_is_found_late_and_one_that_vanishes_leave_the_prefix_alone(
         context.ask("Seven")
         assert refused.content in news(backend)
         assert frozen(context.ledger).system == system
-        assert all(request.tools == tools for request in backend.requests)
+        assert all(request.rendered_tools == tools for request in backend.requests)
     assert only_grew(backend)
 
 

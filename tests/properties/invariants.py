@@ -10,8 +10,8 @@ from typing import Any
 from agentkv import Deletion, Ledger, Profile, Prompt, TurnReport
 from agentkv.encode import Encoding, choose_encoding, encode_ids, render_ids
 from agentkv.entries import Erratum, Frozen, RebaseReason
+from agentkv.miss import Miss
 from agentkv.plan import AppendErratum
-from agentkv.report import Miss
 from agentkv.template import TemplateEncoder, prefix_violation
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-import agentkv.turn
+import agentkv.traits
 from agentkv import AgentKVContext, Deletion, Field, Ledger, Mode, Policy, Profile, Prompt, ToolResult
 from agentkv.encode import Encoding
 from agentkv.errors import BackendError, TruncationDetectedError
@@ -304,7 +304,7 @@ def test_the_machine_finds_prompts_that_are_rendered_anew(
     monkeypatch: pytest.MonkeyPatch, name: str, place: BreakPlace
 ) -> None:
     """With an encoder that renders everything each turn, the same machine fails on such templates."""
-    monkeypatch.setattr(agentkv.turn, "choose_encoding", lambda _: Encoding.MESSAGES)
+    monkeypatch.setattr(agentkv.traits, "choose_encoding", lambda _: Encoding.MESSAGES)
     with pytest.raises(AssertionError, match=f"not an extension.*{place.name}"):
         run_state_machine_as_test(
             machine(name, only_growth=True), settings=settings(SETTINGS, phases=[Phase.generate])

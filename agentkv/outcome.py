@@ -1,0 +1,149 @@
+"""The end of a turn, pure: `finish` records what was told and what it cost."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from agentkv.answer import recorded_answer
+from agentkv.backends.base import Completion
+from agentkv.errors import TemplateError, TruncationDetectedError
+from agentkv.ledger import Ledger
+from agentkv.miss import Miss
+from agentkv.plan import AppendErratum, Plan, Rebase
+from agentkv.report import TurnReport
+from agentkv.tokens import TokenIds
+from agentkv.turn import PendingTurn
+
+
+def finish(
+    pending: PendingTurn,
+    completion: Completion,
+    *,
+    stopped: bool = False,
+    calls: bool = True,
+    cached_counts: bool = True,
+    would_have_cached_tokens: int | None = None,
+) -> tuple[Ledger, TurnReport]:
+    """Record a whole completion, or what came of one that the caller stopped and keeps.
+
+    Parameters
+    ----------
+    calls
+        Whether tool calls are looked for: not where the caller allowed none.
+    cached_counts
+        Whether the completion's cached tokens were observed.
+
+    Raises
+    ------
+    TruncationDetectedError
+        The server read fewer prompt tokens than were sent.
+    """
+    usage = completion.usage
+    if pending.known_ids and usage.prompt_tokens < len(pending.ids):
+        raise TruncationDetectedError(
+            f"{len(pending.ids)} prompt tokens were sent, but the server read {usage.prompt_tokens}: it cut "
+            "the prompt; raise its context length or lower the prompt's size"
+        )
+    tools = _tool_names(pending) if calls else None
+    answer = recorded_answer(
+        completion,
+        turn=pending.ledger.state.turns + 1,
+        tools=tools,
+        stopped=stopped,
+        salt_check=pending.salt_check,
+    )
+    generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
+    read = pending.ids if completion.prompt_ids is None else completion.prompt_ids
+    ids = read.extend(generated)
+    miss, broken_by = _cause(pending, completion, read, cached_counts=cached_counts)
+    # The last sampled token has no KV; a stream stopped before its first may not have read the prompt.
+    nothing = pending.predicted_cached_tokens if stopped else len(ids)
+    computed = len(ids) - 1 if generated else nothing
+    ledger = pending.ledger.append([*pending.entries, answer], ids=ids, computed=computed)
+    state = ledger.state
+    report = TurnReport(
+        turn=state.turns,
+        epoch=pending.frozen.epoch,
+        plan=pending.plan,
+        erratum=pending.erratum,
+        revision=state.revision,
+        prompt_tokens=usage.prompt_tokens,
+        new_tokens=len(read) - _common(pending, read),
+        predicted_cached_tokens=pending.predicted_cached_tokens,
+        cached_tokens=usage.cached_tokens,
+        spliced_tokens=usage.spliced_tokens,
+        computed_tokens=usage.computed_tokens,
+        generated_tokens=usage.generated_tokens,
+        ttft_s=completion.ttft_s,
+        duration_s=completion.duration_s,
+        miss=miss,
+        broken_by=broken_by,
+        would_have_cached_tokens=would_have_cached_tokens,
+        corrected=_corrected(pending.plan),
+    )
+    return ledger, report
+
+
+def _corrected(plan: Plan) -> tuple[str, ...]:
+    if not any(isinstance(step, Rebase) for step in plan):
+        return ()
+    return tuple(key for step in plan if isinstance(step, AppendErratum) for key in step.restated)
+
+
+def _tool_names(pending: PendingTurn) -> frozenset[str] | None:
+    declared = frozenset(tool.name for tool in pending.prompt.tools)
+    told = pending.ledger.state.tools or pending.frozen.tool_texts
+    return declared if told or declared else None
+
+
+def _salted(pending: PendingTurn) -> bool:
+    last = pending.ledger.state.generated
+    return last is not None and last.salt_check not in ("", pending.salt_check)
+
+
+def _common(pending: PendingTurn, read: TokenIds) -> int:
+    """Return the leading ids of what the server read that were sent or generated before."""
+    before = pending.ledger.ids
+    if read is pending.ids or before is None:
+        return pending.common
+    return min(pending.common, read.common_prefix(before))
+
+
+def _cause(
+    pending: PendingTurn, completion: Completion, read: TokenIds, *, cached_counts: bool
+) -> tuple[Miss | None, str]:
+    """Return why not everything that was sent before was cached, and which part of the prompt broke it."""
+    cached, predicted = completion.usage.cached_tokens, pending.predicted_cached_tokens
+    before = pending.ledger.ids
+    if not cached_counts:
+        return Miss.UNREPORTED, pending.broken_by
+    if not pending.known_ids:
+        return Miss.UNPREDICTED, pending.broken_by
+    if cached > predicted:
+        return Miss.SHARED, pending.broken_by
+    if cached < predicted:
+        at = read.common_prefix(pending.ids)
+        if at < pending.common:
+            return Miss.RENDERED, _message_at(pending, at)
+        return completion.lost or Miss.LOST, pending.broken_by
+    if pending.ledger.state.frozen is None:
+        return Miss.COLD, pending.broken_by
+    if any(isinstance(step, Rebase) for step in pending.plan):
+        return Miss.REBASED, pending.broken_by
+    if _salted(pending):
+        return Miss.SALTED, pending.broken_by
+    if before is not None and pending.common < len(before):
+        if pending.messages:
+            return Miss.RENDERED, pending.broken_by or _message_at(pending, pending.common)
+        return Miss.TEMPLATE, pending.broken_by
+    return (Miss.SHORT if predicted == 0 else None), pending.broken_by
+
+
+def _message_at(pending: PendingTurn, at: int) -> str:
+    """Name the message that holds a prompt's token at this index, by our own rendering."""
+    tools = pending.frozen.tools
+    for index, message in enumerate(pending.messages):
+        with suppress(TemplateError):
+            if len(pending.encoder.render_all(pending.messages[: index + 1], tools=tools)) > at:
+                return f"message {index} ({message['role']})"
+    return ""
