@@ -368,7 +368,7 @@ class Conversation:
             completion,
             stopped=stopped,
             calls=planned.calls,
-            cached_counts=self.backend.capabilities.cached_counts and not stopped,
+            cached_counts=self.backend.capabilities.cached_counts and completion.counted and not stopped,
             would_have_cached_tokens=None if shadow is None else shadow.predicted_cached_tokens,
         )
         observed = ledger

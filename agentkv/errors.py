@@ -23,6 +23,9 @@ Each class also subclasses the standard exception that a caller would reach for,
     ├── BackendError (RuntimeError)           a model call failed; nothing was committed
     │   ├── BackendConnectionError (ConnectionError)
     │   ├── BackendTimeoutError (TimeoutError)
+    │   ├── BackendBusyError                  the server is overloaded or starting
+    │   ├── BackendAuthError (PermissionError)
+    │   ├── BackendRequestError (ValueError)  the server refuses the request
     │   └── TruncationDetectedError           the server read fewer tokens than were sent
     └── ModelError (OSError)                  a local model cannot be provided
         ├── ModelNotFoundError                no such folder, name or id
@@ -111,6 +114,18 @@ class BackendConnectionError(BackendError, ConnectionError):
 
 class BackendTimeoutError(BackendError, TimeoutError):
     """The call ran past its deadline."""
+
+
+class BackendBusyError(BackendError):
+    """The server is overloaded or still starting, and was so at every attempt."""
+
+
+class BackendAuthError(BackendError, PermissionError):
+    """The server does not let this client do that: a key is missing or wrong, or the endpoint is closed."""
+
+
+class BackendRequestError(BackendError, ValueError):
+    """The server refuses the request as it is; its own words are in the message."""
 
 
 class TruncationDetectedError(BackendError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ def test_text_comes_back(text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert all(16 <= id_ < 2**31 for id_ in ids)
+
+
+def test_different_pieces_have_different_ids() -> None:
+    """Ids use the whole range, so that tens of thousands of pieces share none."""
+    words = map("".join, product("abcdefghijklmnopq", repeat=4))
+    assert len(set(PlainTokenizer().encode("\t".join(words)))) == 17**4 + 1
 
 
 def test_control_tokens_are_left_out_of_text() -> None:

@@ -212,6 +212,8 @@ class Completion:
     """The prompt that the server read, if it says; where it renders messages these are the true ids."""
     lost: Miss | None = None
     """Why less was cached than `Request.expected_cached_tokens`, if the backend found out."""
+    counted: bool = True
+    """Whether `Usage.cached_tokens` was observed in this call."""
 
 
 Event: TypeAlias = Delta | Completion

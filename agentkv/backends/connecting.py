@@ -1,0 +1,139 @@
+"""The first contact with a vLLM server: what it serves, and whether its tokens are the client's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agentkv.backends.base import Capabilities, PromptForm
+from agentkv.backends.parsing import RENDER
+from agentkv.backends.serverinfo import CacheInfo, ServedModel, cache_info, choose_model, served_models
+from agentkv.errors import CapabilityError, ModelError
+from agentkv.http import HttpClient, Post
+
+if TYPE_CHECKING:
+    from agentkv.tokenizer import ChatTokenizer
+
+SAMPLE: Final = 'Order 7731: crème brûlée, 3.50 €\n\n\tZoë\'s   parcel — 你好 🙂 {"a": [1, 2.5]}'
+"""Encoded on both sides, to see whether the client's tokenizer is the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller said of the server; None is asked of it."""
+
+    model: str | None
+    tokenizer: ChatTokenizer | str | Path | None
+    prompts: PromptForm
+    block_size: int | None
+    context_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """What the server said when it was first asked."""
+
+    model: ServedModel
+    cache: CacheInfo
+    capabilities: Capabilities
+    tokenizer: ChatTokenizer
+    scale_out: bool
+    """Whether it renders and derenders."""
+
+
+def connect(http: HttpClient, wanted: Wanted) -> Connected:
+    """Ask a server what it serves.
+
+    Raises
+    ------
+    BackendError
+        It cannot be reached, or is no such server.
+    CapabilityError
+        It serves no such model, its tokenizer is another one, or it does not say what has to be known.
+    ModelNotFoundError
+        The tokenizer cannot be loaded.
+    """
+    listed = http.get("/v1/models")
+    if not listed.is_success:
+        raise http.refusal("/v1/models", listed)
+    model = choose_model(served_models(http.value(listed)), wanted.model, http.url)
+    metrics = http.get("/metrics")
+    cache = cache_info(metrics.text if metrics.is_success else "")
+    block = wanted.block_size or cache.block_size
+    window = wanted.context_window or model.context_window
+    if block is None:
+        raise CapabilityError(
+            f"{http.url}/metrics does not tell the block size of the prefix cache (is a router or gateway in "
+            "front?): give block_size=; `agentkv doctor` measures it"
+        )
+    if window is None:
+        raise CapabilityError(f"{http.url} does not tell its context length: give context_window=")
+    tokenizer = load_tokenizer(wanted.tokenizer, model, http.url)
+    unlike = unlike_tokenizer(http, model.name, tokenizer)
+    if unlike is not None:
+        raise CapabilityError(
+            f"the client's tokenizer is not that of {model.name!r} on {http.url}: {unlike}; give the served "
+            "model's as tokenizer="
+        )
+    capabilities = Capabilities(
+        name="vllm",
+        context_window=window,
+        block_size=block,
+        cached_counts=cache.enabled is not False,
+        prompts=wanted.prompts,
+        constraints=True,
+    )
+    return Connected(model, cache, capabilities, tokenizer, renders(http, model.name))
+
+
+def load_tokenizer(given: ChatTokenizer | str | Path | None, model: ServedModel, url: str) -> ChatTokenizer:
+    """Return the tokenizer that was given, or load the one of what the server says it loaded.
+
+    Raises
+    ------
+    CapabilityError
+        The server does not say, or it cannot be loaded here.
+    ModelNotFoundError
+        The one that was named cannot be loaded.
+    """
+    source = given or model.root
+    if source is None:
+        raise CapabilityError(f"{url} does not say which model it loaded: give tokenizer=")
+    if not isinstance(source, str | Path):
+        return source
+    from agentkv.huggingface import HuggingFaceTokenizer
+    from agentkv.models import resolve
+
+    try:
+        return HuggingFaceTokenizer.from_pretrained(str(resolve(str(source))))
+    except ModelError as error:
+        if given is not None:
+            raise
+        raise CapabilityError(
+            f"the server loaded {source!r}, whose tokenizer cannot be loaded here ({error}): give tokenizer="
+        ) from error
+
+
+def unlike_tokenizer(http: HttpClient, model: str, tokenizer: ChatTokenizer) -> str | None:
+    """Say how the server's ids of one text differ from the client's; None if they do not.
+
+    Servers without ``/tokenize`` are taken at their word.
+    """
+    text = SAMPLE + next(iter(sorted(tokenizer.control_tokens)), "")
+    answer = http.try_post(
+        Post.json("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
+    )
+    if not answer.is_success:
+        return None
+    theirs, ours = http.value(answer).get("tokens") or [], tokenizer.encode(text)
+    if theirs == ours:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), len(ours))
+    return f"they encode one text to {len(theirs)} and {len(ours)} ids, which part at index {at}"
+
+
+def renders(http: HttpClient, model: str) -> bool:
+    """Whether the scale-out endpoints answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    return http.try_post(Post.json(RENDER, body)).is_success

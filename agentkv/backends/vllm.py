@@ -1,0 +1,250 @@
+"""A vLLM server over HTTP: token-exact by default, so that no turn loses what was cached before."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from agentkv.backends.base import Capabilities, Completion, PromptForm, Request, Usage
+from agentkv.errors import (
+    BackendError,
+    ConfigurationError,
+    MissingDependencyError,
+)
+from agentkv.miss import Miss
+from agentkv.reasoning import OPEN_TAG, ReasoningSplitter, opens_reasoning
+
+try:
+    from agentkv.backends import bodies, parsing
+    from agentkv.backends.answers import AnswerReader
+    from agentkv.backends.connecting import Connected, Wanted, connect
+    from agentkv.backends.served import ServedBackend
+    from agentkv.backends.serverinfo import CacheInfo, cache_info
+    from agentkv.http import Post, ServerOptions, ServerSettings
+except ImportError as error:
+    raise MissingDependencyError(
+        f"VLLMBackend needs httpx2 and tenacity ({error}): "
+        "pip install 'agentkv-middleware[vllm]', or '.[vllm]' in a checkout"
+    ) from error
+
+if TYPE_CHECKING:
+    from agentkv.tokenizer import ChatTokenizer
+
+PRIMING_PRIORITY: Final = 1_000_000
+"""Priority of calls that only warm the cache: behind everything else."""
+
+
+class VLLMBackend(ServedBackend):
+    """Runs the model on a vLLM server.
+
+    Prompts go as token ids to ``/v1/completions`` and generated ids come back, so that each prompt begins
+    with the last prompt and answer, id for id. Tool calls and reasoning are read by the server's own parsers
+    if it was started with ``--enable-scale-out``, else here (`agentkv.backends.parsing`). With
+    ``prompts=PromptForm.MESSAGES`` chat messages go to ``/v1/chat/completions``, which the server renders
+    anew each turn.
+
+    The server is asked what it can do when a context is first entered.
+
+    Parameters
+    ----------
+    base_url
+        Address of the server, or of a router in front of several.
+    model
+        The served name, that of a LoRA adapter for example; None takes the only one.
+    tokenizer
+        The served model's: a `ChatTokenizer`, a folder, a hub id or a pulled model's name. None loads what
+        the server says it loaded, which works where that is a hub id or a folder of this machine too.
+    prompts
+        `PromptForm.IDS`, or `PromptForm.MESSAGES` for servers that take no ids.
+    block_size
+        Tokens of a block of the prefix cache; None reads it from the server's ``/metrics``.
+    context_window
+        Most tokens of prompt and answer together; None takes what the server says.
+    routing_header
+        Header that carries the routing key, by which a router keeps a conversation on its replica.
+    settings
+        Fields of `ServerOptions`: ``api_key``, ``headers``, ``verify``, ``proxy``, ``stall_s``,
+        ``deadline_s``, ``attempts`` and so on.
+
+    Raises
+    ------
+    ConfigurationError
+        An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        tokenizer: ChatTokenizer | str | Path | None = None,
+        *,
+        prompts: PromptForm = PromptForm.IDS,
+        block_size: int | None = None,
+        context_window: int | None = None,
+        routing_header: str = "X-Session-ID",
+        **settings: Unpack[ServerSettings],
+    ) -> None:
+        super().__init__(ServerOptions(base_url, **settings))
+        for name, value in (("block_size", block_size), ("context_window", context_window)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
+        self._prompts = PromptForm(prompts)
+        self._wanted = Wanted(model, tokenizer, self._prompts, block_size, context_window)
+        self._routing_header = routing_header
+        self._found: Connected | None = None
+        self._grammars: dict[str, Any] = {}
+        self._priorities = True
+        self._connecting = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"VLLMBackend({self.url!r}, model={self._wanted.model!r}, prompts={self._prompts.name})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server can do; it is asked the first time.
+
+        Raises
+        ------
+        BackendConnectionError, BackendTimeoutError
+            It cannot be reached.
+        CapabilityError
+            It serves no such model, its tokenizer is another one, or its block size is not known.
+        ModelNotFoundError
+            The tokenizer cannot be loaded.
+        """
+        return self._connected().capabilities
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The client's tokenizer and chat template of the served model; raises as `capabilities`."""
+        return self._connected().tokenizer
+
+    @property
+    def model(self) -> str:
+        """The served model's name; raises as `capabilities`."""
+        return self._connected().model.name
+
+    def prefill(self, request: Request) -> Usage:
+        """Have the server compute a prompt's KV, behind all other calls, so that a later request finds it.
+
+        Raises as `stream`. Servers without priority scheduling do it in turn.
+        """
+        self._check(request)
+        options = replace(
+            request.options, max_tokens=1, tool_choice=None, response_format=None, stop=(), extra={}
+        )
+        lowest = replace(request, options=options, priority=request.priority or PRIMING_PRIORITY)
+        for event in self._stream(lowest):
+            if isinstance(event, Completion):
+                return event.usage
+        raise BackendError(
+            "the server ended a call without a completion"
+        )  # pragma: no cover - it raises then
+
+    def _connected(self) -> Connected:
+        with self._connecting:
+            if self._found is None:
+                self._found = connect(self._http, self._wanted)
+            return self._found
+
+    def _check(self, request: Request) -> None:
+        bodies.check_extra(request.options)
+        bodies.check_tool_choice(request)
+        self._connected()
+
+    def _needs(self, request: Request) -> Post | None:
+        if not self._constrained(request) or not self._connected().scale_out:
+            return None
+        if self._grammar_key(request) in self._grammars:
+            return None
+        return Post.json(parsing.RENDER, parsing.chat_request(self.model, request))
+
+    def _constrained(self, request: Request) -> bool:
+        """Whether a prompt of ids needs a grammar that holds it to a tool call."""
+        return self._prompts is PromptForm.IDS and bodies.tool_choice(request.options.tool_choice) is not None
+
+    def _grammar_key(self, request: Request) -> str:
+        return json.dumps([request.options.tool_choice, [dict(tool) for tool in request.tools]])
+
+    def _grammar(self, request: Request, answered: Any) -> dict[str, Any]:
+        key = self._grammar_key(request)
+        if key not in self._grammars:
+            found = None if answered is None else parsing.rendered_grammar(answered)
+            if len(self._grammars) >= 256:
+                self._grammars.clear()
+            self._grammars[key] = found or parsing.local_grammar(request)
+        found = self._grammars[key]
+        return dict(found)
+
+    def _post(self, request: Request, answered: Any) -> Post:
+        body: dict[str, Any] = {
+            "model": self.model,
+            **bodies.vllm_sampling(request.options),
+            **request.options.extra,
+            "return_token_ids": True,
+            "cache_salt": request.salt,
+        }
+        if request.priority and self._priorities:
+            body["priority"] = request.priority
+        headers = {self._routing_header: bodies.routing_value(request)}
+        if self._prompts is PromptForm.MESSAGES:
+            body |= bodies.chat_fields(request)
+            if request.template_arguments:
+                body["chat_template_kwargs"] = dict(request.template_arguments)
+            return Post.json("/v1/chat/completions", body, headers)
+        body["prompt"] = request.ids.tolist()
+        body["add_special_tokens"] = False
+        if self._constrained(request):
+            body["structured_outputs"] = self._grammar(request, answered)
+        return Post.json("/v1/completions", body, headers)
+
+    def _reader(self, request: Request) -> AnswerReader:
+        if self._prompts is PromptForm.MESSAGES:
+            return AnswerReader(request)
+        controls = self.tokenizer.control_tokens
+        tail = request.ids.tolist(max(0, len(request.ids) - 4))
+        opened = controls.get(OPEN_TAG) in tail or opens_reasoning(self.tokenizer.decode(tail))
+        return AnswerReader(request, ReasoningSplitter(inside=opened))
+
+    def _parse(self, request: Request, reader: AnswerReader) -> Post | None:
+        if self._prompts is PromptForm.MESSAGES or not self._connected().scale_out or not reader.ids:
+            return None
+        return Post.json(parsing.DERENDER, parsing.derender_body(self.model, request, reader))
+
+    def _completed(self, request: Request, reader: AnswerReader, parsed: Any) -> Completion:
+        if parsed is None:
+            completion = reader.completion()
+            # In messages mode the server has parsed; a prompt of ids is left to `agentkv.tools`.
+            ids_only = self._prompts is PromptForm.IDS
+            return completion if ids_only else replace(completion, tool_calls=completion.tool_calls or ())
+        message = parsing.derendered(parsed)
+        calls = parsing.calls_of(message, reader.raw) if request.tools else ()
+        completion = reader.completion(calls if request.tools else None)
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+        if reasoning and not reader.stopped_by_string:
+            content = message.get("content") or ""
+            return replace(completion, text=content, reasoning=reasoning)
+        return completion
+
+    def _explained(self, request: Request, completion: Completion) -> Completion:
+        if completion.usage.cached_tokens >= request.expected_cached_tokens or not completion.counted:
+            return completion
+        try:
+            answer = self._http.get("/metrics")
+        except BackendError:
+            return completion
+        return replace(completion, lost=self._cause(cache_info(answer.text if answer.is_success else "")))
+
+    def _cause(self, now: CacheInfo) -> Miss | None:
+        found = self._connected()
+        if now.enabled is False:
+            return Miss.DISABLED
+        if now.started is None or found.cache.started is None:
+            return None
+        if now.started != found.cache.started:
+            self._found = replace(found, cache=now)
+            return Miss.RESTARTED
+        return Miss.EVICTED if now.engines == 1 else None
