@@ -14,6 +14,8 @@ from agentkv.backends.base import AsyncBackend, Backend, Delta, Event, Request
 from agentkv.conversation import Conversation
 from agentkv.errors import ContextError
 from agentkv.exchange import Exchange, Steps
+from agentkv.fanout import branches, warming
+from agentkv.fanout import warm as compute_shared
 from agentkv.inputs import Input, UserMessage
 from agentkv.prompt import Prompt
 from agentkv.reply import Reply
@@ -240,3 +242,14 @@ class AsyncAgentKVContext(ContextSurface):
     def stream(self, *inputs: Input | str, **sampling: Any) -> AsyncStream:
         """Send inputs and return the answer while it is made; it begins when it is first iterated."""
         return AsyncStream(self._conversation, as_inputs(inputs), sampling)
+
+    async def fan_out(self, count: int, *, warm: bool = True) -> list[Self]:
+        """Return branches that go on from here; arguments and errors as `AgentKVContext.fan_out`."""
+        made = branches(self._conversation, count)
+        request: Request | None = None
+        if warm:
+            prompt = self._conversation.read(await self._conversation.sources.awaited())
+            request = await asyncio.to_thread(warming, self._conversation, prompt)
+        if request is not None:
+            await asyncio.to_thread(compute_shared, self._conversation, request)
+        return [self._of(conversation) for conversation in made]

@@ -9,6 +9,8 @@ from typing import Any, Self
 from agentkv.backends.base import Delta, Event
 from agentkv.conversation import Conversation
 from agentkv.exchange import Exchange, Steps
+from agentkv.fanout import branches, warming
+from agentkv.fanout import warm as compute_shared
 from agentkv.inputs import Input, UserMessage
 from agentkv.reply import Reply
 from agentkv.surface import ContextSurface, as_inputs
@@ -162,6 +164,28 @@ class AgentKVContext(ContextSurface):
     def stream(self, *inputs: Input | str, **sampling: Any) -> Stream:
         """Send inputs and return the answer while it is made; arguments and errors as `send`."""
         return self._open(as_inputs(inputs), sampling)
+
+    def fan_out(self, count: int, *, warm: bool = True) -> list[Self]:
+        """Return branches that go on from here, each to be entered by itself, and run side by side.
+
+        Parameters
+        ----------
+        count
+            How many.
+        warm
+            Whether to have what they share computed first: sent at once with a cold cache, each of them would
+            compute all of it. If that fails they are returned all the same.
+
+        Raises
+        ------
+        ContextClosedError
+            The context is not open.
+        """
+        made = branches(self._conversation, count)
+        request = warming(self._conversation, self._conversation.read()) if warm else None
+        if request is not None:
+            compute_shared(self._conversation, request)
+        return [self._of(conversation) for conversation in made]
 
     def _open(self, inputs: list[Input], sampling: dict[str, Any]) -> Stream:
         conversation, steps = self._conversation, Steps()

@@ -100,10 +100,11 @@ def encode_messages(entries: Iterable[LedgerEntry], encoder: TemplateEncoder) ->
     for index, (group, answer) in enumerate(groups):
         messages.extend(wire(_with_summary(frozen, group) if index == 0 else group, encoder))
         if answer is not None:
-            messages.append(_assistant(answer))
+            messages.append(_assistant(answer, tools=encoder.traits.tools))
     controls = encoder.tokenizer.control_tokens
     return [
-        m if m["role"] == "assistant" else {**m, "content": escaped(m["content"], controls)} for m in messages
+        m if m["role"] == "assistant" else {**m, "content": escaped(m["content"], controls)}
+        for m in encoder.folded(messages)
     ]
 
 
@@ -141,13 +142,14 @@ def _with_summary(frozen: Frozen, group: list[LedgerEntry]) -> list[LedgerEntry]
     return [SegmentAdded(segments={}, text=text, carrier=Carrier.FOLDED_BEFORE), *group]
 
 
-def _assistant(answer: Generated) -> WireMessage:
-    # Calls that were found in the text are written by the template.
-    content = without_calls(answer.text) if answer.tool_calls else answer.text
+def _assistant(answer: Generated, *, tools: bool) -> WireMessage:
+    # Calls that were found in the text are written by the template, if it knows tools; else they stay text.
+    calls = answer.tool_calls if tools else ()
+    content = without_calls(answer.text) if calls else answer.text
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
+    if calls:
         message["tool_calls"] = [
             {
                 "id": c.id,

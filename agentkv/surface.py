@@ -309,10 +309,14 @@ class ContextSurface:
             Added to the child's prompt, such as a `Skill` that states its role. Its prompt still begins with
             the parent's ids.
         """
-        child = self.__class__.__new__(self.__class__)
-        child._conversation = self._conversation.fork()
+        child = self._of(self._conversation.fork())
         child._conversation.add(segments)
         return child
+
+    def _of(self, conversation: Conversation) -> Self:
+        made = self.__class__.__new__(self.__class__)
+        made._conversation = conversation
+        return made
 
 
 def _deletion(deletion: Deletion | str | None) -> Deletion | None:

@@ -19,7 +19,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from agentkv.backends.base import (
@@ -28,6 +28,7 @@ from agentkv.backends.base import (
     Delta,
     Event,
     FinishReason,
+    PromptForm,
     Request,
     Usage,
 )
@@ -129,6 +130,12 @@ class ScriptedBackend:
         What `Completion.ttft_s` says for each computed prompt token, in seconds; no time passes.
     capacity
         How many sequences the cache holds for each salt; the least recently used is evicted.
+    tokenizer
+        Tokenizer and chat template; `ByteTokenizer` by default.
+    prompts
+        With `PromptForm.MESSAGES` it renders the messages of each request itself, as a chat endpoint does.
+    served
+        What it renders them with, if that is another template than the client's.
 
     Raises
     ------
@@ -145,6 +152,8 @@ class ScriptedBackend:
         prefill_s: float = 0.0,
         capacity: int = 64,
         tokenizer: Any = None,
+        prompts: PromptForm = PromptForm.IDS,
+        served: Any = None,
     ) -> None:
         script = list(answers)
         if not script:
@@ -155,8 +164,9 @@ class ScriptedBackend:
         self._sequences: dict[str, list[tuple[TokenIds, int]]] = {}
         self._lock = threading.Lock()
         self.tokenizer: Any = tokenizer or ByteTokenizer()
+        self._served: Any = served or self.tokenizer
         self.capabilities = Capabilities(
-            name="scripted", context_window=context_window, block_size=block_size
+            name="scripted", context_window=context_window, block_size=block_size, prompts=prompts
         )
         self.requests: list[Request] = []
         """Every request so far."""
@@ -174,6 +184,7 @@ class ScriptedBackend:
         ContextWindowError
             Prompt and answer exceed the context window.
         """
+        read = self._rendered(request)
         length = len(request.ids)
         if length + request.options.max_tokens > self.capabilities.context_window:
             raise ContextWindowError(
@@ -183,11 +194,19 @@ class ScriptedBackend:
         with self._lock:
             self.requests.append(request)
             answer = next(self._answers)
-            cached = self._cached(request)
+            cached = self._cached(read)
         scripted = answer(request) if callable(answer) else answer
         if isinstance(scripted, str):
             scripted = Scripted(scripted)
-        return self._events(request, scripted, cached)
+        return self._events(read, scripted, cached)
+
+    def prefill(self, request: Request) -> Usage:
+        """Put a prompt into the cache; no answer of the script is used."""
+        read = self._rendered(request)
+        with self._lock:
+            cached = self._cached(read)
+        self._remember(read, ())
+        return Usage(len(read.ids), cached, len(read.ids) - cached)
 
     def release(self, conversation: str) -> None:
         """Keep everything: a prefix cache does not know conversations."""
@@ -196,6 +215,18 @@ class ScriptedBackend:
         """Drop everything that is cached."""
         with self._lock:
             self._sequences.clear()
+
+    def _rendered(self, request: Request) -> Request:
+        """Return the request with the ids that the server reads."""
+        if self.capabilities.prompts is PromptForm.IDS:
+            return request
+        text = self._served.render(
+            request.messages,
+            tools=request.rendered_tools,
+            add_generation_prompt=True,
+            **request.template_arguments,
+        )
+        return replace(request, ids=TokenIds(self._served.encode(text)))
 
     def _events(self, request: Request, scripted: Scripted, cached: int) -> Iterator[Event]:
         length = len(request.ids)
@@ -239,6 +270,7 @@ class ScriptedBackend:
             ),
             ttft_s=(read - min(cached, read)) * self._prefill_s,
             duration_s=(read - min(cached, read)) * self._prefill_s,
+            prompt_ids=request.ids if self.capabilities.prompts is PromptForm.MESSAGES else None,
         )
 
     def _cached(self, request: Request) -> int:

@@ -174,7 +174,7 @@ def _check_module(name: str) -> str | None:
 
 
 def _check_make(words: list[str]) -> str | None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     missing = [word for word in words if "=" not in word and word not in targets]
     return f"make has no {missing}" if missing else None
 

@@ -6,7 +6,8 @@ it needs what its optional extra installs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from agentkv.backends.base import (
     AsyncBackend,
@@ -16,6 +17,7 @@ from agentkv.backends.base import (
     Delta,
     Event,
     FinishReason,
+    PromptForm,
     RawToolCall,
     Request,
     SamplingOptions,
@@ -24,7 +26,9 @@ from agentkv.backends.base import (
 )
 
 if TYPE_CHECKING:
+    from agentkv.backends.openai import OpenAIBackend
     from agentkv.backends.transformers import TransformersBackend
+    from agentkv.backends.vllm import VLLMBackend
 
 __all__ = [
     "AsyncBackend",
@@ -34,20 +38,27 @@ __all__ = [
     "Delta",
     "Event",
     "FinishReason",
+    "OpenAIBackend",
+    "PromptForm",
     "RawToolCall",
     "Request",
     "SamplingOptions",
     "TransformersBackend",
     "Usage",
+    "VLLMBackend",
     "complete",
 ]
 
+_MODULES: Final = {
+    "OpenAIBackend": "agentkv.backends.openai",
+    "TransformersBackend": "agentkv.backends.transformers",
+    "VLLMBackend": "agentkv.backends.vllm",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "TransformersBackend":
-        from agentkv.backends.transformers import TransformersBackend
-
-        return TransformersBackend
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

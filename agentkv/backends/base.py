@@ -240,8 +240,6 @@ class Capabilities:
     """The form in which it takes prompts."""
     known_ids: bool = True
     """Whether its tokenizer is the served model's; otherwise ids and their numbers are estimates."""
-    constraints: bool = False
-    """Whether it can hold an answer to a tool or a format (`tool_choice`, `response_format`)."""
 
 
 @runtime_checkable
@@ -270,6 +268,15 @@ class Backend(Protocol):
 
     def release(self, conversation: str) -> None:
         """Forget what is kept for a conversation; unknown ids are ignored."""
+        ...
+
+
+@runtime_checkable
+class Prefiller(Protocol):
+    """A backend that can put a prompt into its cache ahead of the calls that share it."""
+
+    def prefill(self, request: Request) -> Usage:
+        """Compute a prompt's KV, so that a later request finds it; raises as `Backend.stream`."""
         ...
 
 

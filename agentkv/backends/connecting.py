@@ -82,7 +82,6 @@ def connect(http: HttpClient, wanted: Wanted) -> Connected:
         block_size=block,
         cached_counts=cache.enabled is not False,
         prompts=wanted.prompts,
-        constraints=True,
     )
     return Connected(model, cache, capabilities, tokenizer, renders(http, model.name))
 

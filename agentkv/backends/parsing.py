@@ -29,8 +29,10 @@ def chat_request(model: str, request: Request) -> dict[str, Any]:
     if request.template_arguments:
         body["chat_template_kwargs"] = dict(request.template_arguments)
     if request.tools and request.options.tool_choice != "none":
-        body["tools"] = [dict(tool) for tool in request.tools]
         choice = tool_choice(request.options.tool_choice)
+        # The prompt is our own: being strict changes the grammar of a forced call and nothing else.
+        strict = {} if choice is None else {"strict": True}
+        body["tools"] = [{**tool, "function": {**tool["function"], **strict}} for tool in request.tools]
         if choice is not None:
             body["tool_choice"] = choice
     return body

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from agentkv.backends.base import SamplingOptions
-from agentkv.errors import BackendError, ConfigurationError
+from agentkv.errors import BackendError, CapabilityError, ConfigurationError
 
 _SEEDS = 2**64
 
@@ -20,7 +20,18 @@ def check_options(options: SamplingOptions) -> None:
     ------
     ConfigurationError
         The seed is out of range; the message has its value.
+    CapabilityError
+        The answer would have to be held to a tool or a format, or a parameter is a server's.
     """
+    if options.tool_choice not in (None, "auto", "none") or options.response_format is not None:
+        raise CapabilityError(
+            f"tool_choice={options.tool_choice!r}, response_format={options.response_format!r}: this backend "
+            "cannot hold an answer to a tool or a format; use a server backend, such as VLLMBackend"
+        )
+    if options.extra:
+        raise CapabilityError(
+            f"extra={dict(options.extra)!r}: these are parameters of a server, and this backend is none"
+        )
     if options.seed is not None and not 0 <= options.seed < _SEEDS:
         raise ConfigurationError(
             f"option seed={options.seed!r} is out of range: it has to be None or in [0, 2**64)"

@@ -254,6 +254,10 @@ class TransformersBackend:
         with self._lock:
             self._store.reset()
 
+    def close(self) -> None:
+        """Forget all KV; a later call computes it anew."""
+        self.reset()
+
     def _generate(self, request: Request) -> Iterator[Event]:
         started = perf_counter()
         prompt, options = request.ids, request.options

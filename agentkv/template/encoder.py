@@ -93,7 +93,7 @@ class TemplateEncoder:
                 "message"
             )
         slotting = Slotting(self._pieces.holds_control)
-        shaped = slotting.messages(self._folded(messages))
+        shaped = slotting.messages(self.folded(messages))
         shaped_tools = slotting.tools(tools) if tools else None
         key = json.dumps([shaped, shaped_tools], ensure_ascii=False)
         shape = self._openings.get(key)
@@ -177,7 +177,14 @@ class TemplateEncoder:
             messages, tools=tools or None, add_generation_prompt=True, **self._arguments
         )
 
-    def _folded(self, messages: Sequence[WireMessage]) -> Sequence[WireMessage]:
+    def folded(self, messages: Sequence[WireMessage]) -> Sequence[WireMessage]:
+        """Return messages with the leading system text in the first user's, where the template takes none.
+
+        Raises
+        ------
+        TemplateError
+            There is no user message behind it.
+        """
         if not messages or messages[0].get("role") != "system":
             return messages
         if self.traits.leading_system not in (Acceptance.REFUSED, Acceptance.DROPPED):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from agentkv.backends.base import Backend
 from agentkv.errors import AgentKVError
 from benchmarks._environment import write_results
 from examples.support_desk.bot import SupportDesk
@@ -18,7 +19,21 @@ from examples.support_desk.chat import chat
 from examples.support_desk.compare import compare
 from examples.support_desk.database import ORDER_ID, open_database, reset_database
 
+if TYPE_CHECKING:
+    from agentkv.backends import TransformersBackend, VLLMBackend
+
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Runtime(StrEnum):
+    """What runs the model."""
+
+    EMBEDDED = "embedded"
+    """A transformers model in this process."""
+    VLLM = "vllm"
+    """A vLLM server."""
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -26,8 +41,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def run(
     model: Annotated[
-        str, typer.Option(help="A pulled model's name, a model folder, or an id on the hub.")
-    ] = DEFAULT_MODEL,
+        str | None,
+        typer.Option(
+            help="Embedded: a pulled model's name, a folder, or an id on the hub; smollm2-135m if not given. "
+            "vLLM: the served name; the only one if not given."
+        ),
+    ] = None,
+    backend: Annotated[Runtime, typer.Option(help="What runs the model.")] = Runtime.EMBEDDED,
+    url: Annotated[str, typer.Option(help="Address of the vLLM server.")] = DEFAULT_URL,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="vLLM: folder or hub id of the tokenizer; what the server loaded if not given."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write every turn and the sums to this file.")
     ] = None,
@@ -41,19 +66,19 @@ def run(
 ) -> None:
     """Run a support desk's conversation in which the order's row changes between turns.
 
-    Each turn is run three ways in this process, each with its own prefix cache: agentkv, which says what
-    changed; the prompt rewritten with the new value; and the whole state appended to every message.
+    Each turn is run three ways, each with its own prefix cache: agentkv, which says what changed; the prompt
+    rewritten with the new value; and the whole state appended to every message.
     """
     console = Console(soft_wrap=not sys.stdout.isatty())
     with tempfile.TemporaryDirectory() as folder:
         connection = open_database(database or Path(folder) / "desk.sqlite")
         try:
-            backend = load(model, console)
-            if interactive:
-                chat(SupportDesk(backend, connection, order), connection, order, console)
-                return
-            reset_database(connection)
-            result = compare(backend, connection, console)
+            with closing(load(backend, model, url, tokenizer, console)) as loaded:
+                if interactive:
+                    chat(SupportDesk(loaded, connection, order), connection, order, console)
+                    return
+                reset_database(connection)
+                result = compare(loaded, connection, console)
         finally:
             connection.close()
     write_results(json_file, result, indent=1)
@@ -61,13 +86,23 @@ def run(
         console.print(f"written to {json_file}")
 
 
-def load(model: str, console: Console) -> Backend:
-    """Load the embedded backend."""
+def load(
+    runtime: Runtime, model: str | None, url: str, tokenizer: str | None, console: Console
+) -> TransformersBackend | VLLMBackend:
+    """Load the embedded backend, or reach the server."""
+    if runtime is Runtime.VLLM:
+        from agentkv.backends import VLLMBackend
+
+        served = VLLMBackend(url, model, tokenizer)
+        with console.status(f"reaching {url}"):
+            console.print(f"{served.model} on {url}", highlight=False)
+        return served
     from agentkv.backends import TransformersBackend
     from agentkv.models import resolve
 
-    with console.status(f"loading {model}"):
-        return TransformersBackend.from_pretrained(str(resolve(model)))
+    name = model or DEFAULT_MODEL
+    with console.status(f"loading {name}"):
+        return TransformersBackend.from_pretrained(str(resolve(name)))
 
 
 def main() -> None:
