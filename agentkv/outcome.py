@@ -119,12 +119,13 @@ def _cause(
         return Miss.UNREPORTED, pending.broken_by
     if not pending.known_ids:
         return Miss.UNPREDICTED, pending.broken_by
+    at = read.common_prefix(pending.ids)
+    if at < len(pending.ids):
+        # The server's template is not the client's.
+        return Miss.RENDERED, _message_at(pending, at)
     if cached > predicted:
         return Miss.SHARED, pending.broken_by
     if cached < predicted:
-        at = read.common_prefix(pending.ids)
-        if at < pending.common:
-            return Miss.RENDERED, _message_at(pending, at)
         return completion.lost or Miss.LOST, pending.broken_by
     if pending.ledger.state.frozen is None:
         return Miss.COLD, pending.broken_by

@@ -39,7 +39,7 @@ class ContextSurface:
         ``"on"``, ``"observe"`` or ``"off"``; the environment variable ``AGENTKV_MODE`` overrides it.
     options
         Further fields of `ContextOptions`: ``tenant``, ``salt_key``, ``profile``, ``sampling``, ``costs``,
-        ``conversation``.
+        ``conversation``, ``routing_key``.
 
     Raises
     ------
@@ -62,6 +62,7 @@ class ContextSurface:
         sampling: SamplingOptions | None = None,
         costs: Costs | None = None,
         conversation: str | None = None,
+        routing_key: str = "",
     ) -> None:
         if isinstance(backend, type) or not isinstance(backend, Backend):
             raise ConfigurationError(
@@ -80,6 +81,8 @@ class ContextSurface:
             options = replace(options, salt_key=salt_key)
         if conversation is not None:
             options = replace(options, conversation=conversation)
+        if routing_key:
+            options = replace(options, routing_key=routing_key)
         sources = FieldSources()
         prompt = Prompt.of(sources.declare(segments), template_arguments)
         self._conversation = Conversation(backend, prompt, sources, options, Ledger())

@@ -107,7 +107,15 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return made
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+ON_SERVER = "<!-- tests: needs the vLLM server -->"
+"""In a page whose blocks `tests/server/test_docs_on_server.py` runs."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if ON_SERVER not in page.read_text(encoding="utf-8")],
+    ids=lambda page: page.name,
+)
 def test_every_python_block_runs_and_prints_what_is_shown(
     page: Path,
     module: types.ModuleType,
