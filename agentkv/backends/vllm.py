@@ -91,7 +91,10 @@ class VLLMBackend(ServedBackend):
         for name, value in (("block_size", block_size), ("context_window", context_window)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
-        self._prompts = PromptForm(prompts)
+        if not isinstance(prompts, PromptForm):
+            known = ", ".join(f"PromptForm.{form.name}" for form in PromptForm)
+            raise ConfigurationError(f"prompts={prompts!r} is no form of prompts; give {known}")
+        self._prompts = prompts
         self._wanted = Wanted(model, tokenizer, self._prompts, block_size, context_window)
         self._routing_header = routing_header
         self._found: Connected | None = None

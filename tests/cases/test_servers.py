@@ -48,7 +48,7 @@ def test_a_call_that_the_server_writes_anew_is_named_and_token_prompts_keep_it(f
 
 
 def test_a_server_whose_template_is_another_one_is_found_out() -> None:
-    """It reads other ids than the client expects, and the report names the first message that differs (K11)."""
+    """It reads other ids than the client expects; the report names the first message that differs (K11)."""
     tokenizer = load("chatml")
     other = transformers_tokenizer(TEMPLATES["chatml"])
     other.chat_template = tokenizer._chat_template().replace("<|im_end|>", " <|im_end|>")
