@@ -25,8 +25,12 @@ from agentkv.surface import ContextSurface, as_inputs
 async def _events(backend: Backend, request: Request) -> AsyncIterator[Event]:
     """Stream a backend's events; one without an asynchronous stream runs in a thread of its own."""
     if isinstance(backend, AsyncBackend):
-        async for event in backend.astream(request):
-            yield event
+        native = backend.astream(request)
+        try:
+            async for event in native:
+                yield event
+        finally:
+            await _stop(native)  # left to the event loop, the call would end some time later
         return
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(1, thread_name_prefix="agentkv-stream")

@@ -17,6 +17,7 @@ folded into the user's message before its text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +26,7 @@ from agentkv.backends.base import Backend, Completion, Request, complete
 from agentkv.plan import describe
 from agentkv.segments import Field, TextSegment
 from agentkv.template import Acceptance, TemplateEncoder
+from agentkv.tokenizer import ChatTokenizer
 from agentkv.tokens import TokenIds
 
 REWRITE: Final = "rewrite"
@@ -114,6 +116,47 @@ class ContextArm:
         self._context.__exit__(None, None, None)
 
 
+class StateConversation:
+    """What `append_state` sends, and `hoist` where the state is stripped a turn later; runs no model."""
+
+    def __init__(self, tokenizer: ChatTokenizer, case: Case, *, strip: bool) -> None:
+        self._case = case
+        self._strip = strip
+        self._encoder = TemplateEncoder(tokenizer)
+        self._system = "\n\n".join(_without_values(segment) for segment in case.segments)
+        self.kept = TokenIds()
+        """The conversation as later prompts repeat it."""
+        self.sent = TokenIds()
+        """The last prompt and its answer, as the cache holds them."""
+        self._last: Sequence[int] | None = None
+
+    def fork(self) -> StateConversation:
+        """Return another conversation that goes on from here."""
+        return copy(self)
+
+    def prompt(self, values: Mapping[str, str], question: str) -> TokenIds:
+        """Return the ids of the next turn's prompt."""
+        listed = "\n".join(f"- {label}: {values[key]}" for key, label in self._case.labels.items())
+        return self._next(question, f"Current state:\n{listed}")
+
+    def record(self, ids: TokenIds, question: str, completion: Completion) -> None:
+        """Go on behind the answer to a prompt."""
+        answer = completion.ids or tuple(self._encoder.assistant(completion.text))
+        self.kept = (self._next(question) if self._strip else ids).extend(answer)
+        self.sent = ids.extend(answer)
+        self._last = answer
+
+    def _next(self, question: str, state: str | None = None) -> TokenIds:
+        messages = [{"role": "user", "content": question}]
+        if state is not None and self._encoder.traits.late_system is Acceptance.ACCEPTED:
+            messages.insert(0, {"role": "system", "content": state})
+        elif state is not None:
+            messages[0]["content"] = f"{state}\n\n{question}"
+        if self._last is None:
+            return TokenIds(self._encoder.opening([{"role": "system", "content": self._system}, *messages]))
+        return self.kept.extend(self._encoder.extension(self._last, messages))
+
+
 class StateArm:
     """``append_state``, and ``hoist`` where the state is stripped a turn later."""
 
@@ -121,25 +164,15 @@ class StateArm:
         self._backend = backend
         self._case = case
         self._tenant = tenant
-        self._strip = strip
-        self._encoder = TemplateEncoder(backend.tokenizer)
-        self._system = "\n\n".join(_without_values(segment) for segment in case.segments)
-        self._kept = TokenIds()
-        """The conversation as later prompts repeat it."""
-        self._sent = TokenIds()
-        """The last prompt and its answer, as the cache holds them."""
-        self._last: Sequence[int] | None = None
+        self._conversation = StateConversation(backend.tokenizer, case, strip=strip)
 
     def turn(self, values: Mapping[str, str], question: str) -> ArmTurn:
         """Run one turn with the values that are true now."""
-        listed = "\n".join(f"- {label}: {values[key]}" for key, label in self._case.labels.items())
-        ids = self._next(question, f"Current state:\n{listed}")
-        completion = self._complete(ids)
-        answer = completion.ids or tuple(self._encoder.assistant(completion.text))
-        common = ids.common_prefix(self._sent)
-        self._kept = (self._next(question) if self._strip else ids).extend(answer)
-        self._sent = ids.extend(answer)
-        self._last = answer
+        ids = self._conversation.prompt(values, question)
+        request = Request(ids, conversation=self._tenant, salt=self._tenant, options=self._case.sampling)
+        completion = complete(self._backend, request)
+        common = ids.common_prefix(self._conversation.sent)
+        self._conversation.record(ids, question, completion)
         return ArmTurn(
             answer=completion.text,
             prompt_tokens=completion.usage.prompt_tokens,
@@ -152,20 +185,6 @@ class StateArm:
     def close(self) -> None:
         """Release what the backend holds."""
         self._backend.release(self._tenant)
-
-    def _next(self, question: str, state: str | None = None) -> TokenIds:
-        messages = [{"role": "user", "content": question}]
-        if state is not None and self._encoder.traits.late_system is Acceptance.ACCEPTED:
-            messages.insert(0, {"role": "system", "content": state})
-        elif state is not None:
-            messages[0]["content"] = f"{state}\n\n{question}"
-        if self._last is None:
-            return TokenIds(self._encoder.opening([{"role": "system", "content": self._system}, *messages]))
-        return self._kept.extend(self._encoder.extension(self._last, messages))
-
-    def _complete(self, ids: TokenIds) -> Completion:
-        request = Request(ids, conversation=self._tenant, salt=self._tenant, options=self._case.sampling)
-        return complete(self._backend, request)
 
 
 def _without_values(segment: TextSegment) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import _figures_serving
 from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, HOIST, REWRITE
 
 ROOT: Final = Path(__file__).parents[1]
@@ -122,6 +123,11 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "turns-tokens": _turns_tokens,
     "turns-cached": _turns_cached,
     "turns-machine": lambda: _machine("turns"),
+    "serving-unloaded": lambda: _table(*_figures_serving.unloaded(_load("serving"))),
+    "serving-loads": lambda: _table(*_figures_serving.loads(_load("serving"))),
+    "serving-saturated": lambda: _table(*_figures_serving.saturated(_load("serving"))),
+    "serving-conversations": lambda: _table(*_figures_serving.conversations(_load("serving"))),
+    "serving-machine": lambda: _machine("serving"),
     "overhead": _overhead,
     "overhead-machine": lambda: _machine("overhead"),
 }

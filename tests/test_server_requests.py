@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import httpx2
 import pytest
 
 from agentkv import SamplingOptions
-from agentkv.backends import OpenAIBackend, PromptForm, RawToolCall, Request, VLLMBackend
+from agentkv.backends import (
+    Capabilities,
+    Completion,
+    FinishReason,
+    OpenAIBackend,
+    PromptForm,
+    RawToolCall,
+    Request,
+    Usage,
+    VLLMBackend,
+)
 from agentkv.backends.answers import AnswerReader
 from agentkv.backends.bodies import (
     chat_fields,
@@ -15,9 +28,12 @@ from agentkv.backends.bodies import (
     tool_choice,
     vllm_sampling,
 )
+from agentkv.backends.connecting import Connected
 from agentkv.backends.parsing import calls_of, chat_request, derender_body, local_grammar, rendered_grammar
 from agentkv.backends.serverinfo import cache_info, choose_model, served_models
 from agentkv.errors import BackendError, CapabilityError, ConfigurationError
+from agentkv.miss import Miss
+from agentkv.testing import ByteTokenizer
 from agentkv.tokens import TokenIds
 
 LOOKUP = {
@@ -193,3 +209,34 @@ def test_the_form_of_prompts_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="prompts='ids'"):
         VLLMBackend("http://127.0.0.1:9", prompts="ids")  # type: ignore[arg-type]
     assert VLLMBackend("http://127.0.0.1:9", prompts=PromptForm.MESSAGES)
+
+
+def test_each_conversation_is_told_of_a_restart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first one that notices it; what is lost later on the same server was evicted."""
+    now = {"started": 1.0}
+    with VLLMBackend("http://127.0.0.1:9") as backend:
+        found = Connected(
+            served_models({"data": [{"id": "m"}]})[0],
+            cache_info(METRICS.replace('engine="1"} 1.0', "").replace("1.5e+09", "1.0")),
+            Capabilities("vllm", 100, 784),
+            ByteTokenizer(),
+            scale_out=False,
+        )
+        monkeypatch.setattr(backend, "_found", found)
+
+        def metrics(path: str) -> httpx2.Response:
+            text = f"process_start_time_seconds {now['started']}\n"
+            return httpx2.Response(200, text=text + 'vllm:cache_config_info{block_size="784"} 1.0\n')
+
+        monkeypatch.setattr(backend._http, "get", metrics)
+
+        def lost(conversation: str, cached: int) -> Miss | None:
+            asked = replace(request(), conversation=conversation, expected_cached_tokens=784)
+            usage = Usage(1000, cached, 1000 - cached)
+            return backend._explained(asked, Completion("", (), FinishReason.STOP, usage, 0.0, 0.0)).lost
+
+        assert [lost("a", 784), lost("b", 784)] == [None, None]
+        now["started"] = 2.0
+        assert [lost("a", 0), lost("b", 0)] == [Miss.RESTARTED, Miss.RESTARTED]
+        assert [lost("a", 0), lost("b", 784)] == [Miss.EVICTED, None]
+        assert lost("never seen here", 0) is None

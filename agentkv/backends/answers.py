@@ -69,8 +69,17 @@ class AnswerReader:
         Raises
         ------
         BackendError
-            The server gave the call up.
+            The server gave the call up, or the chunk has not OpenAI's form.
         """
+        try:
+            return self._chunk(chunk)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise BackendError(
+                "the server streamed a chunk that has not OpenAI's form "
+                f"({type(error).__name__}); nothing was recorded"
+            ) from error
+
+    def _chunk(self, chunk: Mapping[str, Any]) -> Delta | None:
         if chunk.get("usage"):
             self._usage = chunk["usage"]
         if chunk.get("prompt_token_ids"):
@@ -91,6 +100,8 @@ class AnswerReader:
         self._told_ids |= choice.get("token_ids") is not None
         text = part.get("text" if part is choice else "content") or ""
         reasoning = part.get("reasoning") or part.get("reasoning_content") or ""
+        if not isinstance(text, str) or not isinstance(reasoning, str):
+            raise TypeError("a piece of the answer is no text")
         for call in part.get("tool_calls") or ():
             self._call(call)
         if not (ids or text or reasoning or part.get("tool_calls")):
@@ -107,7 +118,8 @@ class AnswerReader:
         return Delta(text, ids, reasoning)
 
     def _call(self, call: Mapping[str, Any]) -> None:
-        kept = self._calls.setdefault(int(call.get("index", len(self._calls))), {})
+        place = call.get("index")
+        kept = self._calls.setdefault(len(self._calls) if place is None else int(place), {})
         function = call.get("function") or {}
         kept["id"] = kept.get("id") or call.get("id") or ""
         kept["name"] = kept.get("name") or function.get("name") or ""

@@ -105,7 +105,9 @@ def load_tokenizer(given: ChatTokenizer | str | Path | None, model: ServedModel,
     from agentkv.models import resolve
 
     try:
-        return HuggingFaceTokenizer.from_pretrained(str(resolve(str(source))))
+        # A folder with a tokenizer and no model will do.
+        name = str(source) if Path(source).is_dir() else str(resolve(str(source)))
+        return HuggingFaceTokenizer.from_pretrained(name)
     except ModelError as error:
         if given is not None:
             raise

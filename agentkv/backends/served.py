@@ -79,10 +79,10 @@ class ServedBackend(ABC):
         return self._stream(request)
 
     def _stream(self, request: Request) -> Iterator[Event]:
-        reader = self._reader(request)
+        reader, deadline = self._reader(request), self._http.deadline()
         needed = self._needs(request)
-        answered = None if needed is None else self._http.post(needed)
-        with self._http.events(self._post(request, answered)) as chunks:
+        answered = None if needed is None else self._http.post(needed, deadline)
+        with self._http.events(self._post(request, answered), deadline) as chunks:
             for chunk in chunks:
                 delta = reader.feed(chunk)
                 if delta is not None:
@@ -91,16 +91,16 @@ class ServedBackend(ABC):
         if rest is not None:
             yield rest
         parse = self._parse(request, reader)
-        parsed = None if parse is None else self._http.post(parse)
+        parsed = None if parse is None else self._http.post(parse, deadline)
         yield self._explained(request, self._completed(request, reader, parsed))
 
     async def astream(self, request: Request) -> AsyncIterator[Event]:
         """As `stream`, for ``async for``; cancelling ends the call on the server."""
         await asyncio.to_thread(self._check, request)
-        reader = self._reader(request)
+        reader, deadline = self._reader(request), self._http.deadline()
         needed = self._needs(request)
-        answered = None if needed is None else await self._http.apost(needed)
-        async with self._http.aevents(self._post(request, answered)) as chunks:
+        answered = None if needed is None else await self._http.apost(needed, deadline)
+        async with self._http.aevents(self._post(request, answered), deadline) as chunks:
             async for chunk in chunks:
                 delta = reader.feed(chunk)
                 if delta is not None:
@@ -109,7 +109,7 @@ class ServedBackend(ABC):
         if rest is not None:
             yield rest
         parse = self._parse(request, reader)
-        parsed = None if parse is None else await self._http.apost(parse)
+        parsed = None if parse is None else await self._http.apost(parse, deadline)
         completion = self._completed(request, reader, parsed)
         yield await asyncio.to_thread(self._explained, request, completion)
 

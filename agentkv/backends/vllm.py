@@ -22,7 +22,7 @@ try:
     from agentkv.backends.answers import AnswerReader
     from agentkv.backends.connecting import Connected, Wanted, connect
     from agentkv.backends.served import ServedBackend
-    from agentkv.backends.serverinfo import CacheInfo, cache_info
+    from agentkv.backends.serverinfo import cache_info
     from agentkv.http import Post, ServerOptions, ServerSettings
 except ImportError as error:
     raise MissingDependencyError(
@@ -33,6 +33,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from agentkv.tokenizer import ChatTokenizer
 
+_MOST_CONVERSATIONS: Final = 10_000
 PRIMING_PRIORITY: Final = 1_000_000
 """Priority of calls that only warm the cache: behind everything else."""
 
@@ -91,7 +92,8 @@ class VLLMBackend(ServedBackend):
         for name, value in (("block_size", block_size), ("context_window", context_window)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
-        if not isinstance(prompts, PromptForm):
+        form: object = prompts
+        if not isinstance(form, PromptForm):
             known = ", ".join(f"PromptForm.{form.name}" for form in PromptForm)
             raise ConfigurationError(f"prompts={prompts!r} is no form of prompts; give {known}")
         self._prompts = prompts
@@ -99,6 +101,10 @@ class VLLMBackend(ServedBackend):
         self._routing_header = routing_header
         self._found: Connected | None = None
         self._grammars: dict[str, Any] = {}
+        self._start = 0
+        """Counts the server's starts that were noticed."""
+        self._starts: dict[str, int] = {}
+        """Conversation to the start that it last talked to, the most recent ones last."""
         self._priorities = True
         self._connecting = threading.Lock()
 
@@ -233,21 +239,29 @@ class VLLMBackend(ServedBackend):
         return completion
 
     def _explained(self, request: Request, completion: Completion) -> Completion:
-        if completion.usage.cached_tokens >= request.expected_cached_tokens or not completion.counted:
-            return completion
+        starts = self._starts
+        seen = starts.pop(request.conversation, None)
+        missing = completion.usage.cached_tokens < request.expected_cached_tokens
+        lost = self._cause(seen) if missing and completion.counted else None
+        starts[request.conversation] = self._start
+        if len(starts) > _MOST_CONVERSATIONS:
+            starts.pop(next(iter(starts)), None)
+        return replace(completion, lost=lost)
+
+    def _cause(self, seen: int | None) -> Miss | None:
+        """Return why something was not cached; `seen` is the start that the conversation last talked to."""
         try:
             answer = self._http.get("/metrics")
         except BackendError:
-            return completion
-        return replace(completion, lost=self._cause(cache_info(answer.text if answer.is_success else "")))
-
-    def _cause(self, now: CacheInfo) -> Miss | None:
-        found = self._connected()
+            return None
+        now, found = cache_info(answer.text if answer.is_success else ""), self._connected()
         if now.enabled is False:
             return Miss.DISABLED
         if now.started is None or found.cache.started is None:
             return None
         if now.started != found.cache.started:
             self._found = replace(found, cache=now)
-            return Miss.RESTARTED
-        return Miss.EVICTED if now.engines == 1 else None
+            self._start += 1
+        if seen is None or now.engines != 1:
+            return None
+        return Miss.RESTARTED if seen < self._start else Miss.EVICTED

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import httpx2
 
@@ -21,10 +21,8 @@ from agentkv.errors import (
     BackendTimeoutError,
     ContextWindowError,
 )
+from agentkv.http.words import words
 
-_MOST_WORDS: Final = 400
-_INPUT: Final = re.compile(r"""(['"]input['"]: )('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,}]*)""")
-"""Where validation errors repeat what was sent."""
 _CONTEXT_LENGTH: Final = (
     "maximum context length",
     "context_length_exceeded",
@@ -50,27 +48,6 @@ class RetryableError(Exception):
         self.wait_s = wait_s
 
 
-def words(body: str) -> str:
-    """Return what a server says in an error, in one line, shortened, without what was sent to it."""
-    try:
-        said = _message(json.loads(body))
-    except ValueError:
-        said = body
-    said = " ".join(_INPUT.sub(r"\1…", said).split())
-    return said if len(said) <= _MOST_WORDS else f"{said[:_MOST_WORDS]}…"
-
-
-def _message(loaded: Any) -> str:
-    while isinstance(loaded, Mapping):
-        for key in ("error", "message", "detail", "msg"):
-            if loaded.get(key):
-                loaded = loaded[key]
-                break
-        else:
-            break
-    return loaded if isinstance(loaded, str) else json.dumps(loaded, ensure_ascii=False)
-
-
 def refused(url: str, status: int, body: str, headers: Mapping[str, str]) -> AgentKVError | RetryableError:
     """Return what an answer other than 2xx means."""
     said = words(body) or "no reason given"
@@ -82,6 +59,9 @@ def refused(url: str, status: int, body: str, headers: Mapping[str, str]) -> Age
         return BackendAuthError(f"{answer}; check api_key, and whether the server offers this endpoint")
     if status in {408, 504}:
         return BackendTimeoutError(answer)
+    if 300 <= status < 400:
+        elsewhere = headers.get("location") or "an address that it does not name"
+        return BackendRequestError(f"{url} answered {status}: it is found at {elsewhere}; correct base_url")
     if 400 <= status < 500:
         if status in (400, 413, 422) and any(mark in body.lower() for mark in _CONTEXT_LENGTH):
             return ContextWindowError(
@@ -92,15 +72,44 @@ def refused(url: str, status: int, body: str, headers: Mapping[str, str]) -> Age
 
 
 def told(url: str, error: Any) -> AgentKVError:
-    """Return what an error in the midst of a stream means."""
+    """Return what an error in the midst of a stream means; it is never retried."""
     status = error.get("code") if isinstance(error, Mapping) else None
-    found = refused(url, status if isinstance(status, int) else 500, json.dumps({"error": error}), {})
+    found = refused(url, status if _is_failure(status) else 500, json.dumps({"error": error}), {})
+    return final(found)
+
+
+def final(found: AgentKVError | RetryableError) -> AgentKVError:
+    """Return what to raise where nothing is tried again."""
     return found.error if isinstance(found, RetryableError) else found
+
+
+def cut_off(url: str) -> RetryableError:
+    """Return what an answer that ended before its end means."""
+    return RetryableError(
+        BackendConnectionError(
+            f"the answer of {url} ended in its midst: the server stopped or lost the connection"
+        )
+    )
+
+
+def late(url: str) -> BackendTimeoutError:
+    """Return what a call that passed its deadline means."""
+    return BackendTimeoutError(f"{url} took longer than deadline_s allows: raise it, or lower max_tokens")
+
+
+def no_stream(url: str, error: httpx2.HTTPError | httpx2.StreamError) -> BackendError:
+    """Return what an answer that is no stream of events means."""
+    return BackendError(f"{url} does not stream its answer ({error}): is it an OpenAI-compatible server?")
 
 
 def broken(url: str, error: httpx2.HTTPError) -> AgentKVError | RetryableError:
     """Return what a failed connection means."""
     said = str(error) or type(error).__name__
+    if _untrusted(error):
+        return BackendConnectionError(
+            f"{url} shows a certificate that is not trusted ({said}): give the file of its authority's as "
+            "verify="
+        )
     if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError | httpx2.PoolTimeout):
         return RetryableError(
             BackendConnectionError(
@@ -109,11 +118,27 @@ def broken(url: str, error: httpx2.HTTPError) -> AgentKVError | RetryableError:
         )
     if isinstance(error, httpx2.TimeoutException):
         return BackendTimeoutError(
-            f"{url} was silent for too long ({said}): raise stall_s if the server needs more time"
+            f"{url} was silent for too long ({said}): raise stall_s, or deadline_s where that is shorter"
         )
     if isinstance(error, httpx2.UnsupportedProtocol | httpx2.ProxyError):
         return BackendConnectionError(f"{url} cannot be reached ({said}): check base_url and proxy")
+    if isinstance(error, httpx2.LocalProtocolError):
+        # Its text repeats headers.
+        return BackendConnectionError(f"HTTP forbids the form of the request to {url}: check its headers")
     return RetryableError(BackendConnectionError(f"the connection to {url} broke ({said})"))
+
+
+def _untrusted(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _is_failure(status: object) -> TypeGuard[int]:
+    return isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

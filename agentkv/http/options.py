@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
-from urllib.parse import urlsplit, urlunsplit
+from typing import Final, TypedDict
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from agentkv.errors import ConfigurationError
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class ServerSettings(TypedDict, total=False):
@@ -34,7 +37,7 @@ class ServerOptions:
     Raises
     ------
     ConfigurationError
-        The address is none, or a number is out of range.
+        The address is none, a key or header cannot be sent, or a number is out of range.
     """
 
     base_url: str
@@ -61,16 +64,24 @@ class ServerOptions:
     """Wait before the second attempt, in seconds; it doubles each time, unless the server names a wait."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base_url, str):
-            raise ConfigurationError(f"base_url is a {type(self.base_url).__name__}; give an address")
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        _check_address(self.base_url)
+        if self.api_key is not None and not _is_header(self.api_key):
             raise ConfigurationError(
-                f"base_url={self.base_url!r} is no address: give one such as 'http://127.0.0.1:8000'"
+                "api_key cannot be sent in a header: it has to be a str of printable ASCII characters, "
+                "without white space around it (a file's line break, for example)"
             )
-        if parts.username or parts.password:
+        for name, text in self.headers.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or not _is_header(text):
+                raise ConfigurationError(
+                    f"header {name!r} cannot be sent: its name has to be a token and its value a str of "
+                    "printable ASCII characters, without white space around it"
+                )
+        if self.proxy is not None:
+            _check_proxy(self.proxy)
+        if not isinstance(self.verify, bool | str | ssl.SSLContext):
             raise ConfigurationError(
-                "base_url holds a user name or password: give api_key or headers instead"
+                f"verify is a {type(self.verify).__name__}; give True, False, the path of a file or an "
+                "SSLContext"
             )
         for name in ("connect_s", "stall_s", "deadline_s"):
             value = getattr(self, name)
@@ -78,10 +89,9 @@ class ServerOptions:
                 raise ConfigurationError(f"{name}={value!r} has to be a number of seconds above 0")
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
             raise ConfigurationError(f"attempts={self.attempts!r} has to be a whole number, at least 1")
-        if not isinstance(self.backoff_s, int | float) or not 0 <= self.backoff_s < math.inf:
-            raise ConfigurationError(
-                f"backoff_s={self.backoff_s!r} has to be a number of seconds, 0 or above"
-            )
+        wait: object = self.backoff_s
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < math.inf:
+            raise ConfigurationError(f"backoff_s={wait!r} has to be a number of seconds, 0 or above")
 
     @property
     def root(self) -> str:
@@ -89,3 +99,40 @@ class ServerOptions:
         parts = urlsplit(self.base_url)
         path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def _check_address(address: object) -> None:
+    if not isinstance(address, str):
+        raise ConfigurationError(f"base_url is a {type(address).__name__}; give an address")
+    parts = _split(address)
+    if "@" in (address if parts is None else parts.netloc):
+        raise ConfigurationError("base_url holds a user name or password: give api_key or headers instead")
+    if parts is None or parts.scheme not in ("http", "https"):
+        raise ConfigurationError(
+            f"base_url={address!r} is no address: give one such as 'http://127.0.0.1:8000'"
+        )
+    if parts.query or parts.fragment:
+        raise ConfigurationError("base_url holds a query (what follows ? or #): give what it says as headers")
+
+
+def _check_proxy(address: object) -> None:
+    parts = _split(address) if isinstance(address, str) else None
+    if parts is None or parts.scheme not in ("http", "https", "socks5", "socks5h"):
+        # It may hold a password, so it is not shown.
+        raise ConfigurationError("proxy is no address: give one such as 'http://127.0.0.1:3128'")
+
+
+def _split(address: str) -> SplitResult | None:
+    """Return the parts of an address; None if it is none."""
+    try:
+        parts = urlsplit(address)
+        good = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if good and address.isprintable() and " " not in address else None
+
+
+def _is_header(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    return bool(value) and value.isascii() and value.isprintable() and value == value.strip()
