@@ -80,7 +80,7 @@ format: $(STAMP) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: model ## run the benchmarks in their quick profile
+bench: model $(VLLM_STAMP) ## run the benchmarks in their quick profile
 	@mkdir -p build
 	@set -e; for file in benchmarks/[a-z]*.py benchmarks/[a-z]*/__main__.py; do \
 		[ -f "$$file" ] || continue; \

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks._arms import AGENTKV, ARMS, REWRITE
-from benchmarks.serving.measure import answered, later, ratio, throughput, ttft
+from benchmarks.serving.measure import all_sizes, answered, later, ratio, throughput, ttft
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -14,7 +14,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 def unloaded(result: Mapping[str, Any]) -> Table:
     """Return times to first token, one request at a time, for each prompt size."""
     rows = []
-    for size in result["sizes"]:
+    for size in all_sizes(result):
         arms = size["unloaded"]["arms"]
         sooner = ratio(arms[REWRITE]["rows"], arms[AGENTKV]["rows"], 0.5)
         rows.append([f"{size['asked_tokens']:,}", *_cells(arms, 0.5), f"{sooner:.1f}×"])
@@ -24,7 +24,7 @@ def unloaded(result: Mapping[str, Any]) -> Table:
 def loads(result: Mapping[str, Any]) -> Table:
     """Return percentiles of the time to first token at each offered load."""
     rows = []
-    for size in result["sizes"]:
+    for size in all_sizes(result):
         for load in size["loads"]:
             arms = load["arms"]
             offered = f"{load['rate']:g} a second, {load['requests']} requests"

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
+import httpx2
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,7 +36,7 @@ from benchmarks.serving.record import Recorder
 from benchmarks.serving.suite import ReadCounters, Suite
 from benchmarks.serving.tables import tables
 from benchmarks.serving.thresholds import failures, promised
-from scripts.vllm_server import Options, Server, ServerError, serving
+from scripts.vllm_server import Execution, Options, Server, ServerError, serving
 
 LONGEST_S = 3600.0
 """Longest wait for an answer: what queues behind rewritten prompts waits for minutes."""
@@ -65,13 +66,17 @@ def without_rows(part: Any) -> Any:
 
 
 @contextmanager
-def _server(url: str | None, model: str, python: Path | None, console: Console) -> Iterator[Server]:
+def _server(
+    url: str | None, model: str, python: Path | None, execution: Execution, console: Console
+) -> Iterator[Server]:
     """Give the server at an address, or one that is started and ended here."""
     if url is not None:
         yield Server.at(url)
         return
     with tempfile.TemporaryDirectory(prefix="agentkv-serving-") as folder:
-        options = Options(model=model, kv_gib=KV_GIB, state_dir=Path(folder), limit_s=600.0)
+        options = Options(
+            model=model, kv_gib=KV_GIB, execution=execution, state_dir=Path(folder), limit_s=600.0
+        )
         options = options if python is None else replace(options, python=python)
         # Ended by `kill` or a time limit too, the server goes first.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -119,11 +124,14 @@ def main(
     """Compare four ways to keep a model informed on a vLLM server; exits 1 if agentkv falls short."""
     console = Console()
     begun = perf_counter()
+    # Compiled as in production; a quick look is not worth the minutes that it takes.
+    execution = Execution.COMPILED if profile is Profile.FULL else Execution.EAGER
     try:
-        with _server(url, model, vllm_python, console) as server:
+        with _server(url, model, vllm_python, execution, console) as server:
             started = perf_counter()
             with _progress(console) as progress:
                 result = asyncio.run(_measured(server, profile, mode, seed, progress))
+                version = httpx2.get(f"{server.url}/version").json().get("version")
             measured_s = perf_counter() - started
     except (ServerError, AgentKVError) as problem:
         console.print(f"nothing was measured: {problem}", markup=False)
@@ -134,6 +142,7 @@ def main(
         mode=str(mode),
         seed=seed,
         own_server=url is None,
+        vllm=version,
         start_s=started - begun,
         measured_s=measured_s,
     )

@@ -88,14 +88,14 @@ PLANS: Final[Mapping[Profile, tuple[SizePlan, ...]]] = {
         SizePlan(
             asked_tokens=4000,
             unloaded=Count(kept=12, lost=3),
-            loads=(Load(0.6, 4), Load(8.0, 24)),
+            loads=(Load(0.9, 4), Load(8.0, 16)),
             saturated=Count(kept=32, lost=16),
             warmup=Count(kept=8, lost=8),
-            turns=Count(kept=12, lost=3),
+            turns=Count(kept=12, lost=2),
             talking=ARMS,
         ),
         SizePlan(
-            asked_tokens=8000, unloaded=Count(kept=6, lost=2), loads=(Load(8.0, 5),), arms=(REWRITE, AGENTKV)
+            asked_tokens=8000, unloaded=Count(kept=6, lost=2), loads=(Load(8.0, 3),), arms=(REWRITE, AGENTKV)
         ),
     ),
 }
