@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 from agentkv.answer import recorded_answer
 from agentkv.backends.base import Completion
@@ -12,7 +13,7 @@ from agentkv.miss import Miss
 from agentkv.plan import AppendErratum, Plan, Rebase
 from agentkv.report import TurnReport
 from agentkv.tokens import TokenIds
-from agentkv.turn import PendingTurn
+from agentkv.turn import PendingTurn, predict_cached
 
 
 def finish(
@@ -53,11 +54,11 @@ def finish(
         salt_check=pending.salt_check,
     )
     generated = answer.ids if answer.ids is not None else pending.encoder.assistant(answer.text)
-    read = pending.ids if completion.prompt_ids is None else completion.prompt_ids
-    ids = read.extend(generated)
-    miss, broken_by = _cause(pending, completion, read, cached_counts=cached_counts)
+    prompt = _read(pending, completion)
+    ids = prompt.ids.extend(generated)
+    miss, broken_by = _cause(pending, completion, prompt, cached_counts=cached_counts)
     # The last sampled token has no KV; a stream stopped before its first may not have read the prompt.
-    nothing = pending.predicted_cached_tokens if stopped else len(ids)
+    nothing = prompt.predicted if stopped else len(ids)
     computed = len(ids) - 1 if generated else nothing
     ledger = pending.ledger.append([*pending.entries, answer], ids=ids, computed=computed)
     state = ledger.state
@@ -68,8 +69,8 @@ def finish(
         erratum=pending.erratum,
         revision=state.revision,
         prompt_tokens=usage.prompt_tokens,
-        new_tokens=len(read) - _common(pending, read),
-        predicted_cached_tokens=pending.predicted_cached_tokens,
+        new_tokens=len(prompt.ids) - prompt.common,
+        predicted_cached_tokens=prompt.predicted,
         cached_tokens=usage.cached_tokens,
         spliced_tokens=usage.spliced_tokens,
         computed_tokens=usage.computed_tokens,
@@ -101,26 +102,44 @@ def _salted(pending: PendingTurn) -> bool:
     return last is not None and last.salt_check not in ("", pending.salt_check)
 
 
-def _common(pending: PendingTurn, read: TokenIds) -> int:
-    """Return the leading ids of what the server read that were sent or generated before."""
-    before = pending.ledger.ids
-    if read is pending.ids or before is None:
-        return pending.common
-    return min(pending.common, read.common_prefix(before))
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The prompt as the server read it."""
+
+    ids: TokenIds
+    common: int
+    """Leading ids that were sent or generated before."""
+    predicted: int
+    """Cached tokens by the rule."""
+    known: bool
+    """Whether `ids` are the server's and no estimate."""
+
+
+def _read(pending: PendingTurn, completion: Completion) -> _Read:
+    told, before = completion.prompt_ids, pending.ledger.ids
+    if told is None:
+        return _Read(pending.ids, pending.common, pending.predicted_cached_tokens, pending.known_ids)
+    common = 0 if before is None else told.common_prefix(before)
+    if pending.known_ids:
+        return _Read(told, min(pending.common, common), pending.predicted_cached_tokens, known=True)
+    # The client could only estimate; now that the ids are known, so is what the cache should have held.
+    held = 0 if _salted(pending) else common
+    predicted = predict_cached(held, pending.ledger.computed, len(told), pending.block_size)
+    return _Read(told, common, predicted, known=True)
 
 
 def _cause(
-    pending: PendingTurn, completion: Completion, read: TokenIds, *, cached_counts: bool
+    pending: PendingTurn, completion: Completion, prompt: _Read, *, cached_counts: bool
 ) -> tuple[Miss | None, str]:
     """Return why not everything that was sent before was cached, and which part of the prompt broke it."""
-    cached, predicted = completion.usage.cached_tokens, pending.predicted_cached_tokens
+    cached, predicted = completion.usage.cached_tokens, prompt.predicted
     before = pending.ledger.ids
     if not cached_counts:
         return Miss.UNREPORTED, pending.broken_by
-    if not pending.known_ids:
+    if not prompt.known:
         return Miss.UNPREDICTED, pending.broken_by
-    at = read.common_prefix(pending.ids)
-    if at < len(pending.ids):
+    at = prompt.ids.common_prefix(pending.ids)
+    if pending.known_ids and at < len(pending.ids):
         # The server's template is not the client's.
         return Miss.RENDERED, _message_at(pending, at)
     if cached > predicted:
@@ -133,15 +152,17 @@ def _cause(
         return Miss.REBASED, pending.broken_by
     if _salted(pending):
         return Miss.SALTED, pending.broken_by
-    if before is not None and pending.common < len(before):
+    if before is not None and prompt.common < len(before):
         if pending.messages:
-            return Miss.RENDERED, pending.broken_by or _message_at(pending, pending.common)
+            return Miss.RENDERED, pending.broken_by or _message_at(pending, prompt.common)
         return Miss.TEMPLATE, pending.broken_by
     return (Miss.SHORT if predicted == 0 else None), pending.broken_by
 
 
 def _message_at(pending: PendingTurn, at: int) -> str:
     """Name the message that holds a prompt's token at this index, by our own rendering."""
+    if not pending.known_ids:
+        return ""
     tools = pending.frozen.tools
     for index, message in enumerate(pending.messages):
         with suppress(TemplateError):

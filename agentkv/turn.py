@@ -58,6 +58,8 @@ class PendingTurn:
     """Digest of the salt that it is sent under; empty if it is not known."""
     known_ids: bool = True
     """Whether `ids` are those that the server reads; otherwise they are an estimate."""
+    block_size: int = 1
+    """Tokens of a block of the prefix cache."""
 
     @property
     def frozen(self) -> Frozen:
@@ -247,6 +249,7 @@ class _Maker:
             messages=tuple(wire),
             broken_by="" if rebase is None else _broken_by(self.prompt, self.difference),
             known_ids=self.traits.capabilities.known_ids,
+            block_size=self.traits.capabilities.block_size,
         )
 
     def _erased(self, ledger: Ledger, rebase: Rebase) -> Ledger:

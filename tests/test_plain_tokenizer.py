@@ -111,7 +111,7 @@ def test_different_pieces_have_different_ids() -> None:
 def test_control_tokens_are_left_out_of_text() -> None:
     """Their texts are one id each, and decode to nothing."""
     tokenizer = PlainTokenizer()
-    start, end = tokenizer.control_tokens
+    start, end, *_ = tokenizer.control_tokens
     ids = tokenizer.encode(f"a{start}b{end}{end[:-1]}")
     assert controls(ids) == [tokenizer.control_tokens[start], tokenizer.control_tokens[end]]
     assert tokenizer.decode(ids) == f"ab{end[:-1]}"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from agentkv.backends.base import Capabilities, PromptForm
 from agentkv.backends.parsing import RENDER
+from agentkv.backends.plain import PlainTokenizer
 from agentkv.backends.serverinfo import CacheInfo, ServedModel, cache_info, choose_model, served_models
-from agentkv.errors import CapabilityError, ModelError
+from agentkv.errors import CapabilityError, MissingDependencyError, ModelError
 from agentkv.http import HttpClient, Post
 
 if TYPE_CHECKING:
@@ -69,8 +70,14 @@ def connect(http: HttpClient, wanted: Wanted) -> Connected:
         )
     if window is None:
         raise CapabilityError(f"{http.url} does not tell its context length: give context_window=")
-    tokenizer = load_tokenizer(wanted.tokenizer, model, http.url)
-    unlike = unlike_tokenizer(http, model.name, tokenizer)
+    tokenizer = _tokenizer(wanted, model, http.url)
+    known = not isinstance(tokenizer, PlainTokenizer)
+    if not known and wanted.prompts is PromptForm.IDS:
+        raise CapabilityError(
+            "prompts of token ids need the served model's tokenizer, and PlainTokenizer only estimates: give "
+            "it as tokenizer=, or prompts=PromptForm.MESSAGES"
+        )
+    unlike = unlike_tokenizer(http, model.name, tokenizer) if known else None
     if unlike is not None:
         raise CapabilityError(
             f"the client's tokenizer is not that of {model.name!r} on {http.url}: {unlike}; give the served "
@@ -82,8 +89,19 @@ def connect(http: HttpClient, wanted: Wanted) -> Connected:
         block_size=block,
         cached_counts=cache.enabled is not False,
         prompts=wanted.prompts,
+        known_ids=known,
     )
     return Connected(model, cache, capabilities, tokenizer, renders(http, model.name))
+
+
+def _tokenizer(wanted: Wanted, model: ServedModel, url: str) -> ChatTokenizer:
+    try:
+        return load_tokenizer(wanted.tokenizer, model, url)
+    except (CapabilityError, MissingDependencyError):
+        if wanted.prompts is PromptForm.IDS or wanted.tokenizer is not None:
+            raise
+        # The server renders; its ids come back with the answer.
+        return PlainTokenizer()
 
 
 def load_tokenizer(given: ChatTokenizer | str | Path | None, model: ServedModel, url: str) -> ChatTokenizer:

@@ -12,14 +12,13 @@ from agentkv.errors import (
     BackendAuthError,
     BackendRequestError,
     CapabilityError,
-    ConfigurationError,
     MissingDependencyError,
 )
 
 try:
     from agentkv.backends import bodies
     from agentkv.backends.answers import AnswerReader
-    from agentkv.backends.served import ServedBackend
+    from agentkv.backends.served import ServedBackend, check_tokens
     from agentkv.backends.serverinfo import ServedModel, choose_model, served_models
     from agentkv.http import Post, ServerOptions, ServerSettings
 except ImportError as error:
@@ -81,9 +80,7 @@ class OpenAIBackend(ServedBackend):
         **settings: Unpack[ServerSettings],
     ) -> None:
         super().__init__(ServerOptions(base_url, **settings))
-        for name, value in (("block_size", block_size), ("context_window", context_window)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
+        check_tokens(block_size=block_size, context_window=context_window)
         self._asked = model
         self._tokenizer = PlainTokenizer() if tokenizer is None else tokenizer
         self._known_ids = tokenizer is not None

@@ -20,8 +20,23 @@ from agentkv.tokenizer import WireMessage
 
 _START: Final = "<|agentkv:start|>"
 _END: Final = "<|agentkv:end|>"
-_CONTROL: Final = {_START: 0, _END: 1}
-_FIRST_ID: Final = 16
+_WIDESPREAD: Final = (
+    *("<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+    *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|eom|>"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|observation|>", "<|end|>", "<|start|>"),
+    *("<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    *("<|start_of_role|>", "<|end_of_role|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>"),
+    *("<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "[gMASK]", "<sop>", "<eop>"),
+    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<<SYS>>", "<</SYS>>"),
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<turn|>", "<|turn>"),
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+)
+"""Texts that open or end a message in widespread chat templates; which of them the served one knows is not
+known, so none of them is left whole in data."""
+_CONTROL: Final = {_START: 0, _END: 1, **{text: place for place, text in enumerate(_WIDESPREAD, start=2)}}
+_FIRST_ID: Final = 128
 """Ids below are kept for control tokens."""
 _MOST_KNOWN: Final = 1 << 16
 
@@ -54,6 +69,9 @@ class PlainTokenizer:
     The chat template takes only what servers take alike: a system message at the beginning, answers between
     the messages of users, and tool results behind an answer. Other places are refused, so that updates are
     folded into messages that are sent anyway.
+
+    What reads as a control token of a widespread chat template counts as one, so that it is broken up in
+    data; those of other templates are not known.
     """
 
     fingerprint: Final = hashlib.sha256(b"agentkv.backends.plain.PlainTokenizer/1").hexdigest()

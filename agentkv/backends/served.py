@@ -9,8 +9,22 @@ from typing import Any, Self
 
 from agentkv.backends.answers import AnswerReader
 from agentkv.backends.base import Capabilities, Completion, Event, Request
+from agentkv.errors import ConfigurationError
 from agentkv.http import HttpClient, Post, ServerOptions
 from agentkv.tokenizer import ChatTokenizer
+
+
+def check_tokens(**numbers: int | None) -> None:
+    """Refuse numbers of tokens that are none; None stands for one that is asked of the server.
+
+    Raises
+    ------
+    ConfigurationError
+        The message names the argument and its value.
+    """
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
 
 
 class ServedBackend(ABC):

@@ -21,7 +21,7 @@ try:
     from agentkv.backends import bodies, parsing
     from agentkv.backends.answers import AnswerReader
     from agentkv.backends.connecting import Connected, Wanted, connect
-    from agentkv.backends.served import ServedBackend
+    from agentkv.backends.served import ServedBackend, check_tokens
     from agentkv.backends.serverinfo import cache_info
     from agentkv.http import Post, ServerOptions, ServerSettings
 except ImportError as error:
@@ -57,7 +57,8 @@ class VLLMBackend(ServedBackend):
         The served name, that of a LoRA adapter for example; None takes the only one.
     tokenizer
         The served model's: a `ChatTokenizer`, a folder, a hub id or a pulled model's name. None loads what
-        the server says it loaded, which works where that is a hub id or a folder of this machine too.
+        the server says it loaded, which works where that is a hub id or a folder of this machine too; with
+        prompts of messages the client can do without one.
     prompts
         `PromptForm.IDS`, or `PromptForm.MESSAGES` for servers that take no ids.
     block_size
@@ -89,9 +90,7 @@ class VLLMBackend(ServedBackend):
         **settings: Unpack[ServerSettings],
     ) -> None:
         super().__init__(ServerOptions(base_url, **settings))
-        for name, value in (("block_size", block_size), ("context_window", context_window)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"{name}={value!r} has to be a whole number of tokens, at least 1")
+        check_tokens(block_size=block_size, context_window=context_window)
         form: object = prompts
         if not isinstance(form, PromptForm):
             known = ", ".join(f"PromptForm.{form.name}" for form in PromptForm)
