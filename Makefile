@@ -60,8 +60,8 @@ $(VLLM_STAMP): constraints-vllm.txt | vllm-platform $(STAMP)
 	@touch $@
 	@echo "agentkv: $(VLLM_VENV) is ready"
 
-vllm: $(VLLM_STAMP) model ## start a vLLM server on the small model (PORT=...)
-	@$(BIN)/python -m scripts.vllm_server start $(if $(PORT),--port $(PORT)) $(ARGS)
+vllm: $(VLLM_STAMP) model ## start a vLLM server on the small model (PORT=8000)
+	@$(BIN)/python -m scripts.vllm_server start --port $(or $(PORT),8000) $(ARGS)
 
 vllm-stop: ## end that server
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,"$(PYTHON)") -m scripts.vllm_server stop $(ARGS)
