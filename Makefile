@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "agentkv needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % v)'
 	@if [ -f $@ ]; then rm -f $@; echo "agentkv: updating $(VENV)"; \
 	else echo "agentkv: building $(VENV); installing torch takes a few minutes"; "$(PYTHON)" -m venv --clear $(VENV); fi
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,langchain,otel,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,vllm,openai,langchain,otel,dev]'
 	@touch $@
 	@echo "agentkv: $(VENV) is ready"
 
