@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from agentkv.backends.base import Completion
 from agentkv.errors import ConfigurationError
+
+_ERRORS: Final = 3.0
+"""Standard errors by which the slope may be too large."""
+_LEAST_RATIO: Final = 100.0
+"""To read a token's KV once costs at most this part of computing it: both run over the same layers, and a
+token's KV is hundreds of times smaller than the weights that computing it passes through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +21,9 @@ class Costs:
     """Running estimates in seconds; nothing is assumed before something was measured.
 
     The cost of a standing token is the slope of the decode time of one token over the length of the
-    context, by least squares over the calls so far. What one context measured (`AgentKVContext.costs`) can be
-    handed to another on the same backend, as its ``costs=``.
+    context, by least squares over the calls so far; of what it may be the least is taken, three standard
+    errors below, because on a busy server other calls make it anything. What one context measured
+    (`AgentKVContext.costs`) can be handed to another on the same backend, as its ``costs=``.
     """
 
     prefill_s: float | None = None
@@ -30,6 +39,7 @@ class Costs:
     sum_y: float = 0.0
     sum_xx: float = 0.0
     sum_xy: float = 0.0
+    sum_yy: float = 0.0
 
     def __post_init__(self) -> None:
         if self.turns_ahead < 0:
@@ -57,15 +67,24 @@ class Costs:
             sum_y=self.sum_y + y,
             sum_xx=self.sum_xx + x * x,
             sum_xy=self.sum_xy + x * y,
+            sum_yy=self.sum_yy + y * y,
         )
 
     @property
     def standing_s(self) -> float | None:
         """Seconds that one token standing in the context adds to each decoded token; None if unknown."""
-        spread = self.calls * self.sum_xx - self.sum_x**2
-        if self.calls < 8 or spread <= 0:
+        n = self.calls
+        if n < 8:
             return None
-        return max(0.0, (self.calls * self.sum_xy - self.sum_x * self.sum_y) / spread)
+        sxx = self.sum_xx - self.sum_x**2 / n
+        if sxx <= 0:
+            return None
+        sxy = self.sum_xy - self.sum_x * self.sum_y / n
+        syy = self.sum_yy - self.sum_y**2 / n
+        slope = sxy / sxx
+        error = math.sqrt(max(0.0, syy - slope * sxy) / (n - 2) / sxx)
+        least = max(0.0, slope - _ERRORS * error)
+        return least if self.prefill_s is None else min(least, self.prefill_s / _LEAST_RATIO)
 
     def rebase_pays(self, standing_tokens: int, rebased_tokens: int) -> bool:
         """Whether carrying errata costs more over the turns ahead than one rebase.

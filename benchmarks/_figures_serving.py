@@ -45,7 +45,7 @@ def loads(result: Mapping[str, Any]) -> Table:
 def saturated(result: Mapping[str, Any]) -> Table:
     """Return requests a second with clients in a closed loop."""
     arms = result["saturated"]["arms"]
-    rates = {name: throughput(arm["rows"], arm["warmup"]) for name, arm in arms.items()}
+    rates = {name: throughput(arm["rows"]) for name, arm in arms.items()}
     return (
         ["", *ARMS],
         [

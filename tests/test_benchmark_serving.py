@@ -20,9 +20,18 @@ from agentkv.testing import ByteTokenizer, Scripted, ScriptedBackend
 from agentkv.tokens import TokenIds
 from agentkv.turn import predict_cached
 from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, HOIST, REWRITE
-from benchmarks.serving.__main__ import run, without_rows
+from benchmarks.serving.__main__ import run
 from benchmarks.serving.counters import Counters, parsed
-from benchmarks.serving.measure import later, percentile, ratio, residues, summary, throughput
+from benchmarks.serving.measure import (
+    later,
+    percentile,
+    ratio,
+    recomputed,
+    residues,
+    summary,
+    throughput,
+    without_rows,
+)
 from benchmarks.serving.plan import PLANS, Count, Load, Profile, SizePlan
 from benchmarks.serving.plot import write_plots
 from benchmarks.serving.record import Call, Recorder, calls_here, finished, rule
@@ -35,7 +44,6 @@ TINY = SizePlan(
     unloaded=Count(kept=4, lost=2),
     loads=(Load(2000.0, 4),),
     saturated=Count(kept=32, lost=16),
-    warmup=Count(kept=8, lost=8),
     turns=Count(kept=3, lost=3),
     talking=ARMS,
 )
@@ -93,7 +101,7 @@ def made_up(rewrite: float = 100.0, agentkv: float = 0.5, state: float = 0.6) ->
         for name, time in seconds.items():
             found = rows(count, time, new_tokens=tokens[name])
             counted = Counters(4000 * count, 3968 * count)
-            made[name] = {**summary(found, counted), "warmup": 0}
+            made[name] = summary(found, counted)
         return made
 
     return {
@@ -128,12 +136,23 @@ def test_ratios_come_from_answered_rows() -> None:
     assert ratio(slow, [{"failed": "broken"}], 0.5) == 0.0
 
 
-def test_throughput_leaves_out_the_warm_up() -> None:
-    """With a warm-up, the time begins with its last answer."""
+def test_throughput_counts_the_whole_time() -> None:
+    """From the first arrival to the last answer, whatever the order; nothing answered is no throughput."""
     found = rows(4, 1.0)
-    assert throughput(found) == pytest.approx(4 / 8)
-    assert throughput(found, warmup=2) == pytest.approx(2 / 4)
-    assert throughput(found, warmup=4) == 0.0
+    assert throughput(found) == throughput(found[::-1]) == pytest.approx(4 / 8)
+    assert throughput([{"failed": "broken", "scheduled_s": 0.0}]) == 0.0
+
+
+def test_an_earlier_result_is_computed_anew_from_its_rows(switched_on: Any) -> None:
+    """Sums that were wrong in it are right again, and its raw rows are the same."""
+    saturated = switched_on["saturated"]
+    arms = {name: {**arm, "warmup": 8, "throughput": 9.0} for name, arm in saturated["arms"].items()}
+    wrong = {**saturated, "arms": arms, "throughput": {}}
+    made = recomputed({**switched_on, "saturated": wrong})["saturated"]
+    assert made["throughput"] == saturated["throughput"]
+    assert {name: arm["rows"] for name, arm in made["arms"].items()} == {
+        name: arm["rows"] for name, arm in saturated["arms"].items()
+    }
 
 
 def test_arrivals_are_repeatable_and_have_the_rate() -> None:
@@ -264,7 +283,7 @@ def test_ratios_can_be_computed_again_from_the_rows(switched_on: Any) -> None:
         arms[REWRITE]["rows"], arms[AGENTKV]["rows"], 0.5
     )
     for name, arm in result["saturated"]["arms"].items():
-        assert result["saturated"]["throughput"][name] == throughput(arm["rows"], arm["warmup"])
+        assert result["saturated"]["throughput"][name] == throughput(arm["rows"])
         assert len(arm["rows"]) == (16 if name == REWRITE else 32)
     for arm in result["conversations"]["arms"].values():
         counting = [row["new_tokens"] for row in later(arm["rows"])]

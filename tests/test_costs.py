@@ -64,3 +64,22 @@ def test_noise_never_makes_context_free_to_shorten() -> None:
 def test_answers_of_one_token_say_nothing_of_decoding() -> None:
     """No time lies between tokens if there is only one."""
     assert Costs().observe(completion(100, 100, 1, 1.0, 0.1)).calls == 0
+
+
+def test_a_busy_server_does_not_make_errata_look_dear() -> None:
+    """Decode times that others' calls double and halve say nothing of the context's length."""
+    costs = Costs()
+    for n, per_token in enumerate([0.1, 0.5, 0.2, 0.9, 0.15, 0.6, 0.8, 0.3, 0.7, 0.9, 0.4, 0.95]):
+        costs = costs.observe(completion(4000 + 30 * n, 70, 16, 0.6, per_token))
+    assert costs.standing_s == 0.0
+    assert not costs.rebase_pays(400, 4300)
+
+
+def test_a_load_that_grows_with_the_conversation_is_not_taken_for_its_length() -> None:
+    """However steady the rise: reading a token's KV never costs more than a part of computing it."""
+    costs = Costs()
+    for n in range(12):
+        costs = costs.observe(completion(4000 + 30 * n, 70, 16, 0.3, 0.1 + 0.05 * n))
+    assert costs.prefill_s is not None
+    assert costs.standing_s == pytest.approx(costs.prefill_s / 100)
+    assert not costs.rebase_pays(400, 4300)

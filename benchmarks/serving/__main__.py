@@ -11,6 +11,7 @@ keeps their caches apart. Time to first token counts from the moment a request a
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from agentkv import Mode
 from agentkv.errors import AgentKVError
 from benchmarks._environment import environment, write_results
 from benchmarks.serving.counters import CounterReader
-from benchmarks.serving.measure import all_sizes
+from benchmarks.serving.measure import all_sizes, recomputed, without_rows
 from benchmarks.serving.plan import PLANS, Profile, SizePlan
 from benchmarks.serving.plot import write_plots
 from benchmarks.serving.record import Recorder
@@ -56,13 +57,6 @@ async def run(
     if len(sizes) == 1:
         return sizes[0]
     return {**sizes[0], "sizes": [without_rows(sizes[0]), *sizes[1:]]}
-
-
-def without_rows(part: Any) -> Any:
-    """Return a copy of a result without raw rows."""
-    if isinstance(part, dict):
-        return {key: without_rows(value) for key, value in part.items() if key != "rows"}
-    return [without_rows(value) for value in part] if isinstance(part, list) else part
 
 
 @contextmanager
@@ -117,15 +111,23 @@ def main(
         Mode, typer.Option(help="Mode of the agentkv arm; with off it must fall short.")
     ] = Mode.ON,
     seed: Annotated[int, typer.Option(help="Of arrivals, values and changes.")] = 0,
+    again: Annotated[
+        Path | None,
+        typer.Option(help="Measure nothing: compute the sums of this earlier result anew from its raw rows."),
+    ] = None,
     vllm_python: Annotated[
         Path | None, typer.Option(help="Interpreter that has vLLM; by default that of .venv-vllm.")
     ] = None,
 ) -> None:
     """Compare four ways to keep a model informed on a vLLM server; exits 1 if agentkv falls short."""
     console = Console()
+    if again is not None:
+        earlier = recomputed(json.loads(again.read_text(encoding="utf-8")))
+        _show(earlier, json_file, console)
+        return
     begun = perf_counter()
     # Compiled as in production; a quick look is not worth the minutes that it takes.
-    execution = Execution.COMPILED if profile is Profile.FULL else Execution.EAGER
+    execution = Execution.EAGER if profile is Profile.QUICK else Execution.COMPILED
     try:
         with _server(url, model, vllm_python, execution, console) as server:
             started = perf_counter()
@@ -147,14 +149,19 @@ def main(
         measured_s=measured_s,
     )
     result = {"environment": made_of, "promised": promised(profile), **result}
+    console.print(f"measured in {measured_s:.0f} s")
+    _show(result, json_file, console)
+
+
+def _show(result: dict[str, Any], json_file: Path | None, console: Console) -> None:
+    """Write and print a result; exits 1 if it falls short."""
     result["failures"] = missed = failures(result)
     write_results(json_file, result)
     for size in all_sizes(result):
         for table in tables(size):
             console.print(table)
-    console.print(f"measured in {measured_s:.0f} s")
     if json_file is not None and not write_plots(result, json_file):
-        console.print("no plot: matplotlib is not installed (pip install 'matplotlib>=3.9')", markup=False)
+        console.print("no plot: there is nothing to draw, or matplotlib is missing (pip install matplotlib)")
     for line in missed:
         console.print(f"falls short: {line}", markup=False)
     if missed:

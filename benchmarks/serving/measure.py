@@ -86,19 +86,16 @@ def ttft(rows: Sequence[Row], share: float) -> float:
     return percentile(times, share) if times else float("inf")
 
 
-def throughput(rows: Sequence[Row], warmup: int = 0) -> float:
+def throughput(rows: Sequence[Row]) -> float:
     """Return answered requests a second, from the first arrival to the last answer.
 
-    Parameters
-    ----------
-    warmup
-        So many first answers do not count: the time begins with the last of them.
+    No part is left out: answers of a batch end together, so a window that begins at one of them holds work
+    that was done before it.
     """
-    ends = sorted(row["scheduled_s"] + row["duration_s"] for row in answered(rows))
-    if len(ends) <= warmup:
+    ends = [row["scheduled_s"] + row["duration_s"] for row in answered(rows)]
+    if not ends:
         return 0.0
-    begin = ends[warmup - 1] if warmup else min(row["scheduled_s"] for row in rows)
-    return float((len(ends) - warmup) / (ends[-1] - begin))
+    return float(len(ends) / (max(ends) - min(row["scheduled_s"] for row in rows)))
 
 
 def summary(rows: Sequence[Row], counted: Counters | None) -> dict[str, Any]:
@@ -147,6 +144,30 @@ def ratio(slow: Sequence[Row], fast: Sequence[Row], share: float) -> float:
 def all_sizes(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the result of each prompt size with its rows; those of the first stand at the top alone."""
     return [result, *result.get("sizes", ())[1:]]
+
+
+def recomputed(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an earlier result with its saturated throughput computed anew from the raw rows."""
+    part = result["saturated"]
+    arms = {}
+    for name, arm in part["arms"].items():
+        rate = throughput(arm["rows"])
+        kept = {key: value for key, value in arm.items() if key != "warmup"}
+        arms[name] = {**kept, "throughput": rate, "output_tokens_per_s": rate * part["output_tokens"]}
+    rates = {name: arm["throughput"] for name, arm in arms.items()}
+    made = {**result, "saturated": {**part, "throughput": rates, "arms": arms}}
+    sizes = made.get("sizes", [])
+    if sizes:
+        first = {key: made[key] for key in sizes[0]}
+        made["sizes"] = [without_rows(first), *sizes[1:]]
+    return made
+
+
+def without_rows(part: Any) -> Any:
+    """Return a copy of a result without raw rows."""
+    if isinstance(part, dict):
+        return {key: without_rows(value) for key, value in part.items() if key != "rows"}
+    return [without_rows(value) for value in part] if isinstance(part, list) else part
 
 
 def residues(rows: Sequence[Row], block: int) -> list[int]:

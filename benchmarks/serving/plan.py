@@ -25,6 +25,8 @@ class Profile(StrEnum):
     """1,500 tokens, a few minutes."""
     FULL = "full"
     """4,000 and 8,000 tokens."""
+    CONVERSATIONS = "conversations"
+    """The conversations of `FULL` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,6 @@ class SizePlan:
     unloaded: Count
     loads: tuple[Load, ...]
     saturated: Count | None = None
-    warmup: Count = Count(0, 0)
-    """Of the saturated requests the first so many answers do not count."""
     turns: Count = Count(12, 12)
     """Turns of each conversation."""
     talking: tuple[str, ...] = ()
@@ -90,12 +90,20 @@ PLANS: Final[Mapping[Profile, tuple[SizePlan, ...]]] = {
             unloaded=Count(kept=12, lost=3),
             loads=(Load(0.9, 4), Load(8.0, 16)),
             saturated=Count(kept=32, lost=16),
-            warmup=Count(kept=8, lost=8),
             turns=Count(kept=12, lost=2),
             talking=ARMS,
         ),
         SizePlan(
             asked_tokens=8000, unloaded=Count(kept=6, lost=2), loads=(Load(8.0, 3),), arms=(REWRITE, AGENTKV)
+        ),
+    ),
+    Profile.CONVERSATIONS: (
+        SizePlan(
+            asked_tokens=4000,
+            unloaded=Count(kept=2, lost=1),
+            loads=(),
+            turns=Count(kept=12, lost=2),
+            talking=(APPEND_STATE, AGENTKV),
         ),
     ),
 }

@@ -17,6 +17,8 @@ def write_plots(result: Mapping[str, Any], file: Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError:
         return []
+    if "saturated" not in result:
+        return []
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     loads, saturated, talks = figure.subplots(1, 3)
     _loads(loads, result)

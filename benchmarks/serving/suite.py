@@ -21,7 +21,6 @@ from benchmarks.serving.measure import (
     residues,
     summary,
     talk_summary,
-    throughput,
 )
 from benchmarks.serving.plan import AGENTS, CLIENTS, SATURATED_TOKENS, SizePlan
 from benchmarks.serving.record import Recorder
@@ -149,7 +148,7 @@ class Suite:
         }
 
     async def _saturated(self) -> dict[str, Any]:
-        counts, warmups = self._plan.saturated, self._plan.warmup
+        counts = self._plan.saturated
         if counts is None:
             raise ValueError("the plan holds no saturated series")
         # Every arm makes as many tokens: an early end would look like speed.
@@ -157,20 +156,15 @@ class Suite:
         jobs = self._take(counts.kept)
         arms: dict[str, Any] = {}
         for name in self._plan.arms:
-            count, warmup = counts.of(name, self._mode), warmups.of(name, self._mode)
+            count = counts.of(name, self._mode)
 
             async def series(arm: Beginning, tick: Tick, count: int = count) -> list[Taken]:
                 return await closed_loop(arm, jobs[:count], CLIENTS, sampling, tick)
 
             done = await self._series(f"{CLIENTS} clients", name, count, series)
-            rate = throughput(done.rows, warmup)
-            arms[name] = {
-                **summary(done.rows, done.counted),
-                "requests": count,
-                "warmup": warmup,
-                "throughput": rate,
-                "output_tokens_per_s": rate * SATURATED_TOKENS,
-            }
+            found = summary(done.rows, done.counted)
+            output = found["throughput"] * SATURATED_TOKENS
+            arms[name] = {**found, "requests": count, "output_tokens_per_s": output}
         return {
             "clients": CLIENTS,
             "output_tokens": SATURATED_TOKENS,

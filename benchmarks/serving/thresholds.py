@@ -19,6 +19,8 @@ SATURATED: Final[Mapping[Profile, float]] = {Profile.QUICK: 3.0, Profile.FULL: 1
 
 def promised(profile: Profile) -> dict[str, float]:
     """Return the least ratios that are asked for, by name."""
+    if profile is Profile.CONVERSATIONS:
+        return {}
     return {
         "unloaded_ttft_p50": UNLOADED[profile],
         "loaded_ttft_p90": LOADED[profile],
@@ -29,7 +31,9 @@ def promised(profile: Profile) -> dict[str, float]:
 def failures(result: Mapping[str, Any]) -> list[str]:
     """Return what falls short, computed from the raw rows alone; empty if nothing does."""
     profile = Profile(result["environment"]["profile"])
-    found = [*_times(result, profile), *_saturated(result["saturated"], profile), *_talks(result)]
+    found = [*_talks(result)]
+    if profile is not Profile.CONVERSATIONS:
+        found = [*_times(result, profile), *_saturated(result["saturated"], profile), *found]
     if not result["residues_covered"]:
         found.append(
             f"prompt lengths leave {len(result['residues'])} of {result['block_size']} remainders of a block"
@@ -54,7 +58,7 @@ def _times(result: Mapping[str, Any], profile: Profile) -> Iterator[str]:
 
 
 def _saturated(part: Mapping[str, Any], profile: Profile) -> Iterator[str]:
-    rates = {name: throughput(arm["rows"], arm["warmup"]) for name, arm in part["arms"].items()}
+    rates = {name: throughput(arm["rows"]) for name, arm in part["arms"].items()}
     own = rates[AGENTKV]
     if not own >= SATURATED[profile] * rates[REWRITE]:
         yield (
