@@ -126,9 +126,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "serving-unloaded": lambda: _table(*_figures_serving.unloaded(_load("serving"))),
     "serving-loads": lambda: _table(*_figures_serving.loads(_load("serving"))),
     "serving-saturated": lambda: _table(*_figures_serving.saturated(_load("serving"))),
-    "serving-conversations": lambda: _table(
-        *_figures_serving.conversations(_load("serving-conversations"))
-    ),
+    "serving-conversations": lambda: _table(*_figures_serving.conversations(_load("serving-conversations"))),
     "serving-machine": lambda: _machine("serving"),
     "serving-conversations-machine": lambda: _machine("serving-conversations"),
     "overhead": _overhead,

@@ -148,6 +148,8 @@ def all_sizes(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def recomputed(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return an earlier result with its saturated throughput computed anew from the raw rows."""
+    if "saturated" not in result:
+        return dict(result)
     part = result["saturated"]
     arms = {}
     for name, arm in part["arms"].items():
