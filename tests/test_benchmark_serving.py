@@ -397,7 +397,7 @@ def test_residues_are_those_of_answered_requests() -> None:
 
 def test_the_quick_plan_has_a_request_for_every_residue() -> None:
     """The single requests of each profile's first size are at least as many as a block has tokens."""
-    for profile in Profile:
+    for profile in (Profile.QUICK, Profile.FULL):
         plan = PLANS[profile][0]
         singles = plan.unloaded.kept + sum(load.requests for load in plan.loads)
         assert plan.saturated is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -97,9 +97,10 @@ def test_words_numbers_and_marks_are_cut_as_described() -> None:
 def test_text_comes_back(text: str) -> None:
     """An instance decodes what it encoded, to the letter; ids fit 31 bits and are no control ids."""
     tokenizer = PlainTokenizer()
+    assume(not any(control in text for control in tokenizer.control_tokens))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert all(16 <= id_ < 2**31 for id_ in ids)
+    assert all(128 <= id_ < 2**31 for id_ in ids)
 
 
 def test_different_pieces_have_different_ids() -> None:

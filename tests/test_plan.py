@@ -110,10 +110,10 @@ def test_restating_alone_has_a_bound_too() -> None:
 
 def test_cost_opens_an_epoch() -> None:
     """Measured costs under which carrying errata is dearer than one prefill."""
-    n, x = 10, 1000.0
+    n, x = 1_000_000, 1000.0
     costs = Costs(
-        prefill_s=1e-9, calls=n, answer_tokens=100.0, turns_ahead=1000,
-        sum_x=n * x, sum_y=n * x, sum_xx=n * x * x * 1.1, sum_xy=n * x * x * 1.1,
+        prefill_s=1e-9, prefilled=10**9, prefill_seconds=1.0, calls=n, answer_tokens=100.0, turns_ahead=1000,
+        sum_x=n * x, sum_y=n * x, sum_xx=n * x * x * 1.1, sum_xy=n * x * x * 1.1, sum_yy=n * x * x * 1.1,
     )  # fmt: skip
     assert reasons(changed(Profile(), 1, 2, costs=costs)[1]) == [RebaseReason.COST]
 
