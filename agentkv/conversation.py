@@ -32,7 +32,7 @@ from agentkv.options import ContextOptions
 from agentkv.outcome import finish
 from agentkv.plan import Mode
 from agentkv.planned import NO_TOOLS, PlannedTurn, salted, with_refusals
-from agentkv.prompt import Lint, Prompt
+from agentkv.prompt import Lint, Prompt, checked_change
 from agentkv.rebase import RebaseRequest
 from agentkv.reply import Reply, make_reply
 from agentkv.report import SessionReport
@@ -149,7 +149,7 @@ class Conversation:
                     prompt = with_fields(prompt, [part])
                 else:
                     prompt = prompt.with_part(part)
-            self.prompt = _checked(self.prompt, prompt)
+            self.prompt = checked_change(self.prompt, prompt)
             self._retrieved -= {part.key for part in given if isinstance(part, Document)}
 
     def retrieve(self, documents: Iterable[Document]) -> None:
@@ -162,7 +162,7 @@ class Conversation:
                 prompt = prompt.without(key, Deletion.DORMANT)
             for document in wanted.values():
                 prompt = prompt.with_part(document)
-            self.prompt = _checked(self.prompt, prompt)
+            self.prompt = checked_change(self.prompt, prompt)
             self._retrieved = frozenset(wanted.keys() - (declared - self._retrieved))
 
     def bind(self, obj: object, key: str | None, label: str | None) -> None:
@@ -191,7 +191,7 @@ class Conversation:
         """
         with self._erasing(deletion), self._state:
             before = self.prompt
-            self.prompt = _checked(before, before.without(key, deletion))
+            self.prompt = checked_change(before, before.without(key, deletion))
             self.sources.forget(key)
             self._retrieved -= {key}
             self._erase((key,), before, deletion)
@@ -212,7 +212,7 @@ class Conversation:
             for name in names:
                 if name in prompt.fields:
                     prompt = prompt.without(name, deletion)
-            self.prompt = _checked(before, prompt)
+            self.prompt = checked_change(before, prompt)
             self.sources.unbind(key)
             self._erase(names, before, deletion)
 
@@ -393,10 +393,3 @@ class Conversation:
             if not stopped:
                 self.costs = self.costs.observe(completion)
         return make_reply(answer, report, completion.finish_reason)
-
-
-def _checked(before: Prompt, after: Prompt) -> Prompt:
-    """Return `after`, unless a segment of it shows a field that is missing there and was not before."""
-    if not after.inline_keys - after.fields.keys() <= before.inline_keys - before.fields.keys():
-        after.check()
-    return after

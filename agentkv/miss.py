@@ -17,7 +17,7 @@ class Miss(StrEnum):
     LOST = "evicted, not kept by this process, or another replica answered"
     EVICTED = "evicted: the server needed the room for other requests"
     RESTARTED = "the server was restarted: its cache began empty"
-    DISABLED = "the server reads no prefix cache: it is switched off, or this request asked it not to"
+    DISABLED = "the server keeps no prefix cache: it is switched off"
     UNREPORTED = "cached tokens are not known: the server does not report them, or the answer was stopped"
     UNPREDICTED = "cached tokens were not predicted: the client has no tokenizer of the served model"
     SHARED = "another call had more of the prefix in the cache"

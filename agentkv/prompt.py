@@ -257,3 +257,10 @@ def _plain(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_volatile(segment: TextSegment) -> bool:
     return segment.scope is Scope.SESSION or isinstance(segment.text, Inline)
+
+
+def checked_change(before: Prompt, after: Prompt) -> Prompt:
+    """Return `after`, unless a segment of it shows a field that is missing there and was not before."""
+    if not after.inline_keys - after.fields.keys() <= before.inline_keys - before.fields.keys():
+        after.check()
+    return after

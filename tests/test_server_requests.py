@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx2
@@ -24,6 +25,7 @@ from agentkv.backends.bodies import (
     chat_fields,
     check_extra,
     check_tool_choice,
+    read_by_server,
     routing_value,
     tool_choice,
     vllm_sampling,
@@ -31,7 +33,7 @@ from agentkv.backends.bodies import (
 from agentkv.backends.connecting import Connected
 from agentkv.backends.parsing import calls_of, chat_request, derender_body, local_grammar, rendered_grammar
 from agentkv.backends.serverinfo import cache_info, choose_model, served_models
-from agentkv.errors import BackendError, CapabilityError, ConfigurationError
+from agentkv.errors import BackendError, BackendRequestError, CapabilityError, ConfigurationError
 from agentkv.miss import Miss
 from agentkv.testing import ByteTokenizer
 from agentkv.tokens import TokenIds
@@ -100,8 +102,8 @@ def test_none_is_never_sent_as_a_tool_choice(asked: str | None, sent: object) ->
 def test_a_choice_of_an_unknown_tool_is_refused() -> None:
     """The error lists the tools that there are."""
     with pytest.raises(ConfigurationError, match="declared tools are: lookup, cancel"):
-        check_tool_choice(request(tool_choice="refund"))
-    check_tool_choice(request(tool_choice="required"))
+        check_tool_choice(request(tool_choice="refund"), PromptForm.IDS)
+    check_tool_choice(request(tool_choice="required"), PromptForm.MESSAGES)
 
 
 def test_the_prompt_shows_only_the_tools_that_were_frozen() -> None:
@@ -240,3 +242,61 @@ def test_each_conversation_is_told_of_a_restart_once(monkeypatch: pytest.MonkeyP
         assert [lost("a", 0), lost("b", 0)] == [Miss.RESTARTED, Miss.RESTARTED]
         assert [lost("a", 0), lost("b", 784)] == [Miss.EVICTED, None]
         assert lost("never seen here", 0) is None
+
+
+def test_a_server_that_is_sent_messages_cannot_force_a_tool_of_the_system_text() -> None:
+    """It was not sent the tools, so the choice would be dropped without a word."""
+    asked = replace(request(tool_choice="lookup"), rendered_tools=())
+    check_tool_choice(asked, PromptForm.IDS)
+    with pytest.raises(CapabilityError, match="part of the system text"):
+        check_tool_choice(asked, PromptForm.MESSAGES)
+
+
+def test_calls_of_the_system_texts_tools_are_left_to_the_text() -> None:
+    """A server reads the calls of tools that it was sent; of others it knows nothing."""
+    answer = Completion("Hi", (), FinishReason.STOP, Usage(3, 0, 3), 0.0, 0.0)
+    assert read_by_server(request(), answer).tool_calls == ()
+    assert read_by_server(replace(request(), rendered_tools=()), answer).tool_calls is None
+
+
+def test_options_that_are_not_openais_can_be_given_as_extra_where_they_are_not_sent() -> None:
+    """What the error of `OpenAIBackend` says to do works; on vLLM they have options of their own."""
+    given = SamplingOptions(extra={"top_k": 5})
+    check_extra(given, frozenset({"top_k"}))
+    with pytest.raises(ConfigurationError, match="top_k"):
+        check_extra(given)
+
+
+def test_a_server_that_refuses_priorities_is_asked_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Priming then waits its turn, and later calls do not try again; other refusals are passed on."""
+    done = Completion("", (), FinishReason.LENGTH, Usage(3, 0, 3), 0.0, 0.0)
+    with VLLMBackend("http://127.0.0.1:9") as backend:
+        tried: list[bool] = []
+
+        def stream(asked: Request) -> Iterator[Completion]:
+            tried.append(backend._priorities)
+            if backend._priorities:
+                raise BackendRequestError("Got priority 1000000 but priority scheduling is not enabled")
+            yield done
+
+        monkeypatch.setattr(backend, "stream", stream)
+        assert backend.prefill(request()) == backend.prefill(request()) == done.usage
+        assert tried == [True, False, False]
+
+        def refuse(asked: Request) -> Iterator[Completion]:
+            raise BackendRequestError("no such model")
+
+        monkeypatch.setattr(backend, "stream", refuse)
+        with pytest.raises(BackendRequestError, match="no such model"):
+            backend.prefill(request())
+
+
+def test_a_server_without_a_prefix_cache_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers count no cached tokens, and its metrics say why."""
+    text = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="False"} 1.0\n'
+    with VLLMBackend("http://127.0.0.1:9") as backend:
+        monkeypatch.setattr(backend._http, "get", lambda path: httpx2.Response(200, text=text))
+        monkeypatch.setattr(backend, "_found", "connected")
+        asked = replace(request(), expected_cached_tokens=2)
+        answer = Completion("", (), FinishReason.STOP, Usage(3, 0, 3), 0.0, 0.0)
+        assert backend._explained(asked, answer).lost is Miss.DISABLED

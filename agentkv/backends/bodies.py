@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
-from agentkv.backends.base import Request, SamplingOptions
+from agentkv.backends.base import Completion, PromptForm, Request, SamplingOptions
 from agentkv.errors import CapabilityError, ConfigurationError
 from agentkv.tokenizer import WireMessage
 
@@ -50,8 +50,13 @@ _REFUSED: Final[Mapping[str, str]] = {
 _NAMED: Final = frozenset(option.name for option in fields(SamplingOptions)) - {"extra"}
 
 
-def check_extra(options: SamplingOptions) -> None:
+def check_extra(options: SamplingOptions, unsent: frozenset[str] = frozenset()) -> None:
     """Refuse parameters of the server that would break what agentkv promises.
+
+    Parameters
+    ----------
+    unsent
+        Options that this backend does not send, so that `extra` is the place for them.
 
     Raises
     ------
@@ -63,7 +68,7 @@ def check_extra(options: SamplingOptions) -> None:
     for name in options.extra:
         if name in _REFUSED:
             raise CapabilityError(f"parameter {name!r} is refused: {_REFUSED[name]}")
-        if name in _NAMED:
+        if name in _NAMED - unsent:
             raise ConfigurationError(f"extra holds {name!r}: give it as the option of that name")
 
 
@@ -130,13 +135,15 @@ def _text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def check_tool_choice(request: Request) -> None:
-    """Refuse a choice of a tool that is not declared.
+def check_tool_choice(request: Request, prompts: PromptForm) -> None:
+    """Refuse a choice of a tool that is not declared, or that the server cannot hold the model to.
 
     Raises
     ------
     ConfigurationError
         There is no such tool, or none at all.
+    CapabilityError
+        The server is sent messages, and the tools are part of their text.
     """
     asked = request.options.tool_choice
     if asked in (None, "auto", "none"):
@@ -145,6 +152,21 @@ def check_tool_choice(request: Request) -> None:
     if not names or (asked != "required" and asked not in names):
         known = ", ".join(names) or "none"
         raise ConfigurationError(f"tool_choice={asked!r}, but the declared tools are: {known}")
+    if prompts is PromptForm.MESSAGES and not request.rendered_tools:
+        raise CapabilityError(
+            f"tool_choice={asked!r}: the chat template writes no tools, so they are part of the system text, "
+            "and a server that is sent messages cannot hold the model to one"
+        )
+
+
+def read_by_server(request: Request, completion: Completion) -> Completion:
+    """Return a chat endpoint's answer, whose calls the server has read if it was sent the tools.
+
+    Where the tools are part of the system text, calls stand in the answer's text.
+    """
+    if request.rendered_tools and completion.tool_calls is None:
+        return replace(completion, tool_calls=())
+    return completion
 
 
 def routing_value(request: Request) -> str:

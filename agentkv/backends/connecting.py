@@ -87,7 +87,6 @@ def connect(http: HttpClient, wanted: Wanted) -> Connected:
         name="vllm",
         context_window=window,
         block_size=block,
-        cached_counts=cache.enabled is not False,
         prompts=wanted.prompts,
         known_ids=known,
     )

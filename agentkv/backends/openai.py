@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from agentkv.backends.base import Capabilities, Completion, PromptForm, Request
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from agentkv.tokenizer import ChatTokenizer
 
 _NO_LIMIT: Final = 2**31 - 1
+_UNSENT: Final = {"top_k": 0, "repetition_penalty": 1.0}
+"""Options that are no part of OpenAI's, and the values at which they do nothing."""
 
 
 class OpenAIBackend(ServedBackend):
@@ -145,17 +146,10 @@ class OpenAIBackend(ServedBackend):
         raise refusal
 
     def _check(self, request: Request) -> None:
-        bodies.check_extra(request.options)
-        bodies.check_tool_choice(request)
-        if request.options.tool_choice not in (None, "auto", "none") and not request.rendered_tools:
-            raise CapabilityError(
-                f"tool_choice={request.options.tool_choice!r}: the tools are part of the system text, and "
-                "the server cannot hold the model to one"
-            )
-        for name, value, off in (
-            ("top_k", request.options.top_k, 0),
-            ("repetition_penalty", request.options.repetition_penalty, 1.0),
-        ):
+        bodies.check_extra(request.options, frozenset(_UNSENT))
+        bodies.check_tool_choice(request, PromptForm.MESSAGES)
+        for name, off in _UNSENT.items():
+            value = getattr(request.options, name)
             if value != off:
                 raise CapabilityError(
                     f"option {name}={value!r}: not every OpenAI-compatible server knows it; if yours does, "
@@ -178,7 +172,4 @@ class OpenAIBackend(ServedBackend):
         return AnswerReader(request)
 
     def _completed(self, request: Request, reader: AnswerReader, parsed: Any) -> Completion:
-        completion = reader.completion()
-        if request.rendered_tools and completion.tool_calls is None:
-            return replace(completion, tool_calls=())
-        return completion
+        return bodies.read_by_server(request, reader.completion())

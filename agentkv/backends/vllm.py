@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from agentkv.backends.base import Capabilities, Completion, PromptForm, Request, Usage
+from agentkv.backends.base import Capabilities, Completion, PromptForm, Request, Usage, complete
 from agentkv.errors import (
     BackendError,
+    BackendRequestError,
     ConfigurationError,
     MissingDependencyError,
 )
@@ -140,17 +141,18 @@ class VLLMBackend(ServedBackend):
 
         Raises as `stream`. Servers without priority scheduling do it in turn.
         """
-        self._check(request)
         options = replace(
             request.options, max_tokens=1, tool_choice=None, response_format=None, stop=(), extra={}
         )
         lowest = replace(request, options=options, priority=request.priority or PRIMING_PRIORITY)
-        for event in self._stream(lowest):
-            if isinstance(event, Completion):
-                return event.usage
-        raise BackendError(
-            "the server ended a call without a completion"
-        )  # pragma: no cover - it raises then
+        try:
+            return complete(self, lowest).usage
+        except BackendRequestError as error:
+            if not self._priorities or "priority" not in str(error):
+                raise
+            # Some versions refuse a priority where the scheduler knows none.
+            self._priorities = False
+            return complete(self, lowest).usage
 
     def _connected(self) -> Connected:
         with self._connecting:
@@ -160,7 +162,7 @@ class VLLMBackend(ServedBackend):
 
     def _check(self, request: Request) -> None:
         bodies.check_extra(request.options)
-        bodies.check_tool_choice(request)
+        bodies.check_tool_choice(request, self._prompts)
         self._connected()
 
     def _needs(self, request: Request) -> Post | None:
@@ -184,8 +186,7 @@ class VLLMBackend(ServedBackend):
             if len(self._grammars) >= 256:
                 self._grammars.clear()
             self._grammars[key] = found or parsing.local_grammar(request)
-        found = self._grammars[key]
-        return dict(found)
+        return dict(self._grammars[key])
 
     def _post(self, request: Request, answered: Any) -> Post:
         body: dict[str, Any] = {
@@ -224,10 +225,11 @@ class VLLMBackend(ServedBackend):
 
     def _completed(self, request: Request, reader: AnswerReader, parsed: Any) -> Completion:
         if parsed is None:
+            # Calls in the answer to a prompt of ids are left to `agentkv.tools`.
             completion = reader.completion()
-            # In messages mode the server has parsed; a prompt of ids is left to `agentkv.tools`.
-            ids_only = self._prompts is PromptForm.IDS
-            return completion if ids_only else replace(completion, tool_calls=completion.tool_calls or ())
+            return (
+                completion if self._prompts is PromptForm.IDS else bodies.read_by_server(request, completion)
+            )
         message = parsing.derendered(parsed)
         calls = parsing.calls_of(message, reader.raw) if request.tools else ()
         completion = reader.completion(calls if request.tools else None)
