@@ -27,6 +27,12 @@ Each class also subclasses the standard exception that a caller would reach for,
     │   ├── BackendAuthError (PermissionError)
     │   ├── BackendRequestError (ValueError)  the server refuses the request
     │   └── TruncationDetectedError           the server read fewer tokens than were sent
+    ├── ArtifactError (ValueError)            a compiled chunk cannot be used
+    │   ├── ArtifactMissingError (FileNotFoundError)
+    │   ├── ArtifactDamagedError              unreadable, cut, altered, or of an unknown format
+    │   ├── ArtifactMismatchError             of other tokens, another model or another tenant
+    │   ├── ArtifactSignatureError (PermissionError)
+    │   └── TicketError (PermissionError)     no valid permission to splice or compile
     └── ModelError (OSError)                  a local model cannot be provided
         ├── ModelNotFoundError                no such folder, name or id
         ├── ModelDownloadError                fetching it failed
@@ -34,6 +40,8 @@ Each class also subclasses the standard exception that a caller would reach for,
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class AgentKVError(Exception):
@@ -130,6 +138,37 @@ class BackendRequestError(BackendError, ValueError):
 
 class TruncationDetectedError(BackendError):
     """The server read fewer prompt tokens than were sent: it cut the prompt without saying so."""
+
+
+class ArtifactError(AgentKVError, ValueError):
+    """A compiled chunk cannot be used: its tokens are computed instead."""
+
+
+class ArtifactMissingError(ArtifactError, FileNotFoundError):
+    """The store has no artifact of this name."""
+
+
+class ArtifactDamagedError(ArtifactError):
+    """The artifact is unreadable, cut, altered, or of a format that this release does not know."""
+
+
+class ArtifactMismatchError(ArtifactError):
+    """The artifact belongs to other tokens, another model or another tenant."""
+
+    differs: Literal["tokens", "model", "rope", "tenant"]
+    """What is another than asked for; *rope*: nothing of the model but its rotary positions."""
+
+    def __init__(self, message: str, differs: Literal["tokens", "model", "rope", "tenant"] = "model") -> None:
+        super().__init__(message)
+        self.differs = differs
+
+
+class ArtifactSignatureError(ArtifactError, PermissionError):
+    """The artifact is not signed with the store's key."""
+
+
+class TicketError(ArtifactError, PermissionError):
+    """A ticket is malformed, forged or expired, so nothing may be spliced or compiled with it."""
 
 
 class ModelError(AgentKVError, OSError):

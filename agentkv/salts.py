@@ -2,12 +2,14 @@
 
 A server mixes the salt into the first block's hash, so two requests of different salts never share a
 block. The salt is a keyed digest: who does not hold the key cannot make the salt of another tenant,
-nor read the tenant from it.
+nor read the tenant from it. The salt of an approximate namespace says that it is one, so a server can
+refuse to load approximate KV for any other request.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import threading
 from enum import StrEnum
@@ -17,6 +19,8 @@ from agentkv.errors import ConfigurationError
 
 _VERSION: Final = b"agentkv/1"
 _LEAST_KEY: Final = 16
+_APPROXIMATE: Final = "approx-"
+_APPROXIMATE_SALT: Final = re.compile(_APPROXIMATE + "[0-9a-f]{64}")
 _lock: Final = threading.Lock()
 _keys: Final[list[bytes]] = []
 
@@ -32,6 +36,8 @@ class Namespace(StrEnum):
 
 def salt(key: bytes, *, tenant: str, namespace: Namespace, generation: int = 0) -> str:
     """Return the salt of a tenant's requests: 64 lower-case hex digits of HMAC-SHA256.
+
+    That of an approximate namespace begins with ``approx-``.
 
     Parameters
     ----------
@@ -66,7 +72,13 @@ def salt(key: bytes, *, tenant: str, namespace: Namespace, generation: int = 0) 
         raise ConfigurationError(f"tenant {tenant!r} holds a lone surrogate; remove it") from None
     # Each part behind its length: no two tuples of parts give the same message.
     message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return hmac.new(key, message, "sha256").hexdigest()
+    digest = hmac.new(key, message, "sha256").hexdigest()
+    return _APPROXIMATE + digest if namespace is Namespace.APPROXIMATE else digest
+
+
+def is_approximate(salt: str) -> bool:
+    """Whether a salt is that of an approximate namespace, the only one that may hold spliced KV."""
+    return _APPROXIMATE_SALT.fullmatch(salt) is not None
 
 
 def process_key() -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.errors import ConfigurationError
-from agentkv.salts import Namespace, process_key, salt
+from agentkv.salts import Namespace, is_approximate, process_key, salt
 
 KEY = bytes(range(32))
 
@@ -45,7 +45,8 @@ def test_salt_is_hmac_sha256_of_length_prefixed_parts() -> None:
     parts = (b"agentkv/1", "zwölf".encode(), b"approximate", b"7")
     message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     expected = hmac.new(KEY, message, hashlib.sha256).hexdigest()
-    assert salt(KEY, tenant="zwölf", namespace=Namespace.APPROXIMATE, generation=7) == expected
+    made = salt(KEY, tenant="zwölf", namespace=Namespace.APPROXIMATE, generation=7)
+    assert made == f"approx-{expected}"
 
 
 def test_salt_is_lower_case_hex() -> None:
@@ -53,6 +54,20 @@ def test_salt_is_lower_case_hex() -> None:
     made = salt(KEY, tenant="acme", namespace=Namespace.EXACT)
     assert len(made) == 64
     assert set(made) <= set("0123456789abcdef")
+
+
+@given(ARGUMENTS)
+def test_salt_says_whether_its_namespace_is_approximate(arguments: tuple[bytes, str, Namespace, int]) -> None:
+    """A server that holds no key can still tell the two namespaces apart."""
+    assert is_approximate(_salt(arguments)) == (arguments[2] is Namespace.APPROXIMATE)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "approx-", "approx-" + "0" * 63, "approx-" + "G" * 64, "approx-" + "0" * 64 + "\n", "0" * 71]
+)
+def test_other_text_is_no_approximate_salt(text: str) -> None:
+    """Only the whole form counts; a client's own salt that merely begins alike does not."""
+    assert not is_approximate(text)
 
 
 @pytest.mark.parametrize(

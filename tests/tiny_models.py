@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    DeepseekV3Config,
     Gemma3TextConfig,
+    GPTJConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     Qwen3Config,
     Qwen3NextConfig,
+    SmolLM3Config,
 )
 
 VOCABULARY = 264
@@ -64,10 +70,92 @@ _CONFIGS: dict[str, Any] = {
             "original_max_position_embeddings": 32,
         },
     ),
+    "llama_linear": lambda: LlamaConfig(
+        **_COMMON, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}
+    ),
+    "llama_llama3": lambda: LlamaConfig(
+        **_COMMON,
+        rope_parameters={
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "rope_theta": 1000.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    ),
+    "llama_yarn": lambda: LlamaConfig(
+        **_COMMON,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 1000.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "phi_partial": lambda: PhiConfig(
+        **_COMMON,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3_local_global": lambda: Gemma3TextConfig(
+        **_COMMON,
+        sliding_window=WINDOW,
+        layer_types=_LAYER_TYPES,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+        },
+    ),
+    "smollm3_without_positions": lambda: SmolLM3Config(**_COMMON, no_rope_layers=[1, 1, 1, 0]),
+    "cohere2_without_positions": lambda: Cohere2Config(
+        **_COMMON, sliding_window=WINDOW, layer_types=_LAYER_TYPES
+    ),
+    "cohere_pairs": lambda: CohereConfig(**_COMMON),
+    "gptj_partial_pairs": lambda: GPTJConfig(
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=4,
+        n_head=4,
+        rotary_dim=4,
+        n_positions=512,
+        bos_token_id=257,
+        eos_token_id=END,
+        initializer_range=0.3,
+    ),
+    "deepseek_latent": lambda: DeepseekV3Config(
+        **{
+            **{name: value for name, value in _COMMON.items() if name != "head_dim"},
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 12,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 6,
+            "v_head_dim": 10,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 
 CUT_ANYWHERE = ("llama", "qwen3", "mistral_sliding", "gemma3_sliding")
 """Models whose KV can be reused up to any token."""
+ROTARY = (
+    "llama",
+    "llama_linear",
+    "llama_llama3",
+    "llama_yarn",
+    "phi_partial",
+    "gemma3_local_global",
+    "smollm3_without_positions",
+    "cohere2_without_positions",
+    "cohere_pairs",
+    "gptj_partial_pairs",
+    "deepseek_latent",
+)
+"""One model for each kind of rotary positions."""
 WHOLE_ONLY = ("qwen3_next_recurrent", "lfm2_convolution")
 """Models with a state that holds the last token only."""
 
