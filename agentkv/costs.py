@@ -27,12 +27,16 @@ class Costs:
     """
 
     prefill_s: float | None = None
-    """Seconds per prefilled token, over calls that prefilled at least 64."""
+    """Seconds per prefilled token, over calls that prefilled at least 64 and loaded nothing."""
+    splice_s: float | None = None
+    """Seconds per loaded token, over calls that loaded at least 64, priming and first token included."""
     turns_ahead: int = 20
     """How many more calls a conversation is expected to make."""
     calls: int = 0
     prefilled: int = 0
     prefill_seconds: float = 0.0
+    spliced: int = 0
+    splice_seconds: float = 0.0
     answer_tokens: float = 0.0
     """Mean length of an answer in tokens."""
     sum_x: float = 0.0
@@ -49,7 +53,12 @@ class Costs:
         """Return the estimates with one more call taken into account."""
         usage = completion.usage
         made = replace(self)
-        if usage.computed_tokens >= 64:
+        if usage.spliced_tokens >= 64:
+            spliced = self.spliced + usage.spliced_tokens
+            loading = completion.ttft_s - usage.computed_tokens * (self.prefill_s or 0.0)
+            seconds = self.splice_seconds + max(0.0, loading)
+            made = replace(made, spliced=spliced, splice_seconds=seconds, splice_s=seconds / spliced)
+        elif usage.computed_tokens >= 64:
             prefilled = self.prefilled + usage.computed_tokens
             seconds = self.prefill_seconds + completion.ttft_s
             made = replace(made, prefilled=prefilled, prefill_seconds=seconds, prefill_s=seconds / prefilled)
@@ -85,6 +94,12 @@ class Costs:
         error = math.sqrt(max(0.0, syy - slope * sxy) / (n - 2) / sxx)
         least = max(0.0, slope - _ERRORS * error)
         return least if self.prefill_s is None else min(least, self.prefill_s / _LEAST_RATIO)
+
+    def splice_pays(self, tokens: int) -> bool:
+        """Whether loading tokens costs less than computing them; assumed until both were measured."""
+        if self.splice_s is None or self.prefill_s is None:
+            return tokens > 0
+        return tokens > 0 and self.splice_s < self.prefill_s
 
     def rebase_pays(self, standing_tokens: int, rebased_tokens: int) -> bool:
         """Whether carrying errata costs more over the turns ahead than one rebase.

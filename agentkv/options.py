@@ -14,6 +14,7 @@ from agentkv.errors import ConfigurationError
 from agentkv.plan import Mode
 from agentkv.profile import GENERIC, Profile
 from agentkv.salts import Namespace, process_key, salt
+from agentkv.segments import Splicing
 
 MODE_VARIABLE: Final = "AGENTKV_MODE"
 """Environment variable that overrides every context's mode; ``off`` is the kill switch."""
@@ -26,6 +27,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "profile": Profile,
     "sampling": SamplingOptions,
     "costs": Costs,
+    "splicing": Splicing,
 }
 
 
@@ -49,6 +51,9 @@ class ContextOptions:
     costs: Costs = field(default_factory=Costs)
     conversation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Stable id: where KV is kept."""
+    splicing: Splicing = Splicing.AUTO
+    """Whether compiled skills and documents are spliced, where they do not say it themselves and the backend
+    can. `Splicing.NEVER` keeps the conversation exact."""
     routing_key: str = ""
     """What keeps the requests of a conversation and its forks on one replica; empty: `conversation`."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentkv.answer import recorded_answer
 from agentkv.backends.base import Completion
 from agentkv.errors import TemplateError, TruncationDetectedError
+from agentkv.kv.refusals import Refusal
 from agentkv.ledger import Ledger
 from agentkv.miss import Miss
 from agentkv.plan import AppendErratum, Plan, Rebase
@@ -80,9 +81,17 @@ def finish(
         miss=miss,
         broken_by=broken_by,
         would_have_cached_tokens=would_have_cached_tokens,
+        predicted_spliced_tokens=pending.predicted_spliced_tokens,
+        refused=_refused(pending, completion),
         corrected=_corrected(pending.plan),
     )
     return ledger, report
+
+
+def _refused(pending: PendingTurn, completion: Completion) -> tuple[tuple[str, Refusal], ...]:
+    keys = {item.splice: item.key for item in pending.layout.placed}
+    refused = ((keys[item.splice], item.reason) for item in completion.refused if item.splice in keys)
+    return (*pending.layout.left, *refused)
 
 
 def _corrected(plan: Plan) -> tuple[str, ...]:

@@ -77,7 +77,31 @@ class Rebase:
         return f"rebase({self.reason.value})"
 
 
-Operation: TypeAlias = AppendErratum | AppendSegment | Rebase
+@dataclass(frozen=True, slots=True)
+class Prime:
+    """See to it that the prompt is in the cache up to where a splice begins."""
+
+    length: int
+    """Leading tokens of the prompt."""
+
+    def __str__(self) -> str:
+        return f"prime({self.length})"
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """Load the KV of a segment's prompt tokens ``[start, stop)`` from its artifact."""
+
+    key: str
+    start: int
+    stop: int
+    artifact: str
+
+    def __str__(self) -> str:
+        return f"splice({self.key}, {self.stop - self.start} tokens)"
+
+
+Operation: TypeAlias = AppendErratum | AppendSegment | Rebase | Prime | Splice
 """One step of a turn's plan."""
 
 Plan: TypeAlias = tuple[Operation, ...]

@@ -79,7 +79,7 @@ def freeze(
         fields={key: field.text for key, field in prompt.fields.items()},
         labels={key: field.label for key, field in prompt.fields.items()},
         fingerprint=fingerprint,
-        namespace=namespace if last is None else last.namespace,
+        namespace=namespace if last is None or namespace is Namespace.APPROXIMATE else last.namespace,
         generation=generation,
         day=day,
         since=carry.since,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from agentkv.kv.refusals import Refusal
 from agentkv.miss import Miss
 from agentkv.plan import Plan, Rebase, describe
 
@@ -39,6 +40,10 @@ class TurnReport:
     """The segments or fields that rewrote the prefix; empty if none did."""
     would_have_cached_tokens: int | None = None
     """In mode ``observe``: what agentkv would have had in the cache."""
+    predicted_spliced_tokens: int = 0
+    """Tokens that were to be loaded, if the cache held what was predicted and no more."""
+    refused: tuple[tuple[str, Refusal], ...] = ()
+    """Segments that were computed although they might have been loaded, and why."""
     corrected: tuple[str, ...] = ()
     """Keys of fields of which a rebase's summary held an earlier value; the erratum states what is true."""
 
@@ -46,13 +51,22 @@ class TurnReport:
         text = (
             f"turn {self.turn}: {describe(self.plan)}; {self.prompt_tokens} prompt tokens, "
             f"{self.cached_tokens} cached (predicted {self.predicted_cached_tokens}), "
-            f"{self.computed_tokens} computed, first token after {self.ttft_s:.3f} s"
+            f"{self._spliced()}{self.computed_tokens} computed, first token after {self.ttft_s:.3f} s"
         )
         if self.miss is not None:
             text += f"; {self.miss.value}" + (f" ({self.broken_by})" if self.broken_by else "")
+        if self.refused:
+            text += "; computed instead of spliced: " + ", ".join(
+                f"{key} ({why.value})" for key, why in self.refused
+            )
         if self.corrected:
             text += f"; outdated in the summary: {', '.join(self.corrected)}"
         return text
+
+    def _spliced(self) -> str:
+        if not self.spliced_tokens and not self.predicted_spliced_tokens:
+            return ""
+        return f"{self.spliced_tokens} spliced (predicted {self.predicted_spliced_tokens}), "
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,8 @@ class SessionReport:
     def __str__(self) -> str:
         return (
             f"{self.turns} turns, {self.epochs} epochs opened, {self.errata} errata; "
-            f"{self.prompt_tokens} prompt tokens, {self.cached_share:.1%} cached; "
+            f"{self.prompt_tokens} prompt tokens, {self.cached_share:.1%} cached"
+            f"{f', {self.spliced_tokens} spliced' if self.spliced_tokens else ''}; "
             f"{self.ttft_s:.3f} s to first tokens; {self.mispredicted} turns not as predicted"
         )
 

@@ -36,6 +36,17 @@ class Deletion(StrEnum):
     """Rewritten under a new salt, and redacted from the ledger."""
 
 
+class Splicing(StrEnum):
+    """Whether a text's compiled KV is loaded instead of prefilling it."""
+
+    AUTO = "auto"
+    """Where there is an artifact of it and loading costs less than computing."""
+    NEVER = "never"
+    """It is always computed."""
+    ALWAYS = "always"
+    """Wherever that is possible; it is compiled when it is first needed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inline:
     """Text in which fields stand, such as ``Inline("You serve {customer.name}.")``.
@@ -152,9 +163,12 @@ class Skill:
     name: str
     text: Text
     scope: Scope = Scope.SHARED
+    splice: Splicing = Splicing.AUTO
+    """Whether its compiled KV is used, by a backend that can."""
 
     def __post_init__(self) -> None:
         _check_name("Skill", self.name)
+        object.__setattr__(self, "splice", member(Splicing, self.splice, f"Skill {self.name!r}: splice"))
         object.__setattr__(self, "scope", member(Scope, self.scope, f"Skill {self.name!r}: scope"))
         _check_text("Skill", self.name, self.text)
 
@@ -176,9 +190,12 @@ class Document:
     name: str
     text: Text
     scope: Scope = Scope.SHARED
+    splice: Splicing = Splicing.AUTO
+    """Whether its compiled KV is used, by a backend that can."""
 
     def __post_init__(self) -> None:
         _check_name("Document", self.name)
+        object.__setattr__(self, "splice", member(Splicing, self.splice, f"Document {self.name!r}: splice"))
         object.__setattr__(self, "scope", member(Scope, self.scope, f"Document {self.name!r}: scope"))
         _check_text("Document", self.name, self.text)
 

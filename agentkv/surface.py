@@ -19,7 +19,7 @@ from agentkv.profile import GENERIC, Profile
 from agentkv.prompt import Prompt
 from agentkv.rebase import RebaseRequest
 from agentkv.report import SessionReport
-from agentkv.segments import Deletion, Document, Field, Segment
+from agentkv.segments import Deletion, Document, Field, Segment, Splicing, member
 from agentkv.sources import FieldSources, Pulled
 from agentkv.values import Granularity
 
@@ -39,7 +39,7 @@ class ContextSurface:
         ``"on"``, ``"observe"`` or ``"off"``; the environment variable ``AGENTKV_MODE`` overrides it.
     options
         Further fields of `ContextOptions`: ``tenant``, ``salt_key``, ``profile``, ``sampling``, ``costs``,
-        ``conversation``, ``routing_key``.
+        ``conversation``, ``routing_key``, ``splicing``.
 
     Raises
     ------
@@ -63,6 +63,7 @@ class ContextSurface:
         costs: Costs | None = None,
         conversation: str | None = None,
         routing_key: str = "",
+        splicing: Splicing | str = Splicing.AUTO,
     ) -> None:
         if isinstance(backend, type) or not isinstance(backend, Backend):
             raise ConfigurationError(
@@ -76,6 +77,7 @@ class ContextSurface:
             profile=profile,
             sampling=SamplingOptions() if sampling is None else sampling,
             costs=Costs() if costs is None else costs,
+            splicing=member(Splicing, splicing, "splicing"),
         )
         if salt_key is not None:
             options = replace(options, salt_key=salt_key)

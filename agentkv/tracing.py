@@ -61,6 +61,8 @@ class TurnSpan:
                 "agentkv.tokens.spliced": report.spliced_tokens,
                 "agentkv.tokens.computed": report.computed_tokens,
                 "agentkv.tokens.predicted_cached": report.predicted_cached_tokens,
+                "agentkv.tokens.predicted_spliced": report.predicted_spliced_tokens,
+                "agentkv.refused": ", ".join(f"{key}: {why.value}" for key, why in report.refused),
                 "agentkv.ttft_s": report.ttft_s,
                 "agentkv.miss": "" if report.miss is None else report.miss.value,
                 "agentkv.broken_by": report.broken_by,

@@ -22,11 +22,12 @@ from agentkv.errors import ContextWindowError, LedgerMismatchError
 from agentkv.inputs import Input, UserMessage, check_inputs
 from agentkv.ledger import Ledger
 from agentkv.outdated import outdated_keys
-from agentkv.plan import AppendErratum, Mode, Plan, Rebase, make_plan
+from agentkv.plan import AppendErratum, AppendSegment, Mode, Plan, Rebase, make_plan
 from agentkv.prompt import Prompt
 from agentkv.render import Carry, freeze, render_additions, render_inputs
 from agentkv.salts import Namespace
-from agentkv.segments import Deletion, Inline
+from agentkv.segments import Deletion, Inline, Splicing
+from agentkv.splicing import Layout, Shelf, lay_out, segment_splicing, told_texts
 from agentkv.template import TemplateEncoder
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
@@ -60,6 +61,8 @@ class PendingTurn:
     """Whether `ids` are those that the server reads; otherwise they are an estimate."""
     block_size: int = 1
     """Tokens of a block of the prefix cache."""
+    layout: Layout = field(default_factory=Layout)
+    """What of the prompt can be loaded from artifacts."""
 
     @property
     def frozen(self) -> Frozen:
@@ -75,6 +78,11 @@ class PendingTurn:
     def erratum(self) -> str:
         """The text of the turn's errata; empty if it says nothing."""
         return "\n".join(entry.text for entry in self.entries if isinstance(entry, Erratum))
+
+    @property
+    def predicted_spliced_tokens(self) -> int:
+        """Tokens that are loaded if the cache holds what is predicted."""
+        return self.layout.spliced_tokens(self.predicted_cached_tokens)
 
 
 def predict_cached(common: int, computed: int, length: int, block: int) -> int:
@@ -105,6 +113,7 @@ def begin(
     mode: Mode = Mode.ON,
     rebase: RebaseReason | None = None,
     carry: Carry | None = None,
+    shelf: Shelf | None = None,
 ) -> PendingTurn:
     """Compare, plan, render and encode one turn.
 
@@ -122,6 +131,8 @@ def begin(
         A new epoch that the caller asks for.
     carry
         What a new epoch takes along; by default what the last one did.
+    shelf
+        The artifacts that can be spliced; None splices nothing.
 
     Raises
     ------
@@ -153,7 +164,9 @@ def begin(
         mode=mode,
         requested=rebase,
     )
-    make = _Maker(prompt, told, ledger, traits, difference, mode, carry)
+    make = _Maker(
+        prompt, told, ledger, traits, difference, mode, carry, costs, shelf if mode is Mode.ON else None
+    )
     pending = make(make.corrected(plan))
     if len(pending.ids) + room > window and not any(isinstance(step, Rebase) for step in plan):
         pending = make(make.corrected((Rebase(RebaseReason.WINDOW),)))
@@ -200,6 +213,8 @@ class _Maker:
     difference: Difference
     mode: Mode
     carry: Carry | None
+    costs: Costs
+    shelf: Shelf | None
 
     def corrected(self, plan: Plan) -> Plan:
         """Return a plan that states what is true where a rebase's summary holds earlier values."""
@@ -224,7 +239,7 @@ class _Maker:
             if self._carried(ledger).since >= len(ledger):
                 # The summary is folded into this very message, and a correction has to stand behind it.
                 profile = profile.model_copy(update={"carriers": (Carrier.FOLDED_BEFORE,)})
-        additions = [step for step in plan if not isinstance(step, Rebase)]
+        additions = [step for step in plan if isinstance(step, AppendErratum | AppendSegment)]
         rendered = render_additions(additions, messages, self.prompt, ledger, profile, encoder.traits)
         entries = (*before_them, *(_counted(entry, encoder) for entry in rendered))
         encoding, sent = self.traits.encoding(encoder), self.traits.capabilities.prompts
@@ -235,21 +250,47 @@ class _Maker:
         erased = rebase is not None and rebase.reason is RebaseReason.ERASED
         before = None if erased else self.ledger.ids
         common = 0 if before is None else ids.common_prefix(before)
+        block = self.traits.capabilities.block_size
+        cached = predict_cached(common, ledger.computed, len(ids), block)
+        layout = self._laid_out(ledger, entries, ids, encoder)
         return PendingTurn(
             ledger=ledger,
             entries=entries,
             prompt=self.prompt,
-            plan=plan,
+            plan=(*plan, *layout.operations(cached)),
             ids=ids,
             common=common,
-            predicted_cached_tokens=predict_cached(
-                common, ledger.computed, len(ids), self.traits.capabilities.block_size
-            ),
+            predicted_cached_tokens=cached,
             encoder=encoder,
             messages=tuple(wire),
             broken_by="" if rebase is None else _broken_by(self.prompt, self.difference),
             known_ids=self.traits.capabilities.known_ids,
-            block_size=self.traits.capabilities.block_size,
+            block_size=block,
+            layout=layout,
+        )
+
+    def _laid_out(
+        self,
+        ledger: Ledger,
+        entries: Sequence[LedgerEntry],
+        ids: TokenIds,
+        encoder: TemplateEncoder,
+    ) -> Layout:
+        if self.shelf is None or not self.traits.capabilities.known_ids:
+            return Layout()
+        continued = list(_continued(ledger, entries))
+        frozen = continued[0]
+        if not isinstance(frozen, Frozen) or frozen.namespace is not Namespace.APPROXIMATE:
+            return Layout()
+        return lay_out(
+            ids,
+            told_texts(continued),
+            segment_splicing(self.prompt, self.shelf),
+            self.shelf,
+            encoder,
+            self.costs,
+            block=self.traits.capabilities.block_size,
+            new={key for key, _ in told_texts(entries)},
         )
 
     def _erased(self, ledger: Ledger, rebase: Rebase) -> Ledger:
@@ -289,7 +330,9 @@ class _Maker:
             carry=self._carried(ledger),
             day=day,
             mode=self.mode,
-            namespace=Namespace.EXACT,
+            namespace=Namespace.EXACT
+            if self.shelf is None or self.shelf.splicing is Splicing.NEVER
+            else Namespace.APPROXIMATE,
         )
 
 

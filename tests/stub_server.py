@@ -47,7 +47,7 @@ _VLLM: Final = _KNOWN | frozenset(
     (
         *("cache_salt", "return_token_ids", "add_special_tokens", "priority", "structured_outputs", "top_k"),
         *("repetition_penalty", "add_generation_prompt", "chat_template_kwargs", "token_ids", "tokens"),
-        *("sampling_params", "generate_response", "prompt_token_ids", "chat_request"),
+        *("kv_transfer_params", "sampling_params", "generate_response", "prompt_token_ids", "chat_request"),
     )
 )
 
@@ -374,15 +374,21 @@ def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _events(value: Mapping[str, Any]) -> str:
-    """Write an answer as server-sent events: the choice, the usage, the end."""
-    (choice,) = value["choices"]
-    if "message" in choice:
-        calls = [call | {"index": i} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
-        delta = choice["message"] | ({"tool_calls": calls} if calls else {})
-        choice = {key: part for key, part in choice.items() if key != "message"} | {"delta": delta}
-    first = {key: part for key, part in value.items() if key != "usage"} | {"choices": [choice]}
-    chunks = [first, {"id": "stub", "choices": [], "usage": value["usage"]}]
+    """Write an answer as server-sent events: the choices, the usage, the end."""
+    chunks = [
+        {key: part for key, part in value.items() if key != "usage"} | {"choices": [_streamed(choice)]}
+        for choice in value["choices"]
+    ]
+    chunks.append({"id": "stub", "choices": [], "usage": value["usage"]})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _streamed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "message" not in choice:
+        return choice
+    calls = [call | {"index": i} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
+    delta = choice["message"] | ({"tool_calls": calls} if calls else {})
+    return {key: part for key, part in choice.items() if key != "message"} | {"delta": delta}
 
 
 def _told(body: Mapping[str, Any], ids: Sequence[int], made: Sequence[int]) -> dict[str, Any]:

@@ -235,7 +235,9 @@ def test_each_conversation_is_told_of_a_restart_once(monkeypatch: pytest.MonkeyP
         def lost(conversation: str, cached: int) -> Miss | None:
             asked = replace(request(), conversation=conversation, expected_cached_tokens=784)
             usage = Usage(1000, cached, 1000 - cached)
-            return backend._explained(asked, Completion("", (), FinishReason.STOP, usage, 0.0, 0.0)).lost
+            return backend._explained(
+                asked, AnswerReader(asked), Completion("", (), FinishReason.STOP, usage, 0.0, 0.0)
+            ).lost
 
         assert [lost("a", 784), lost("b", 784)] == [None, None]
         now["started"] = 2.0
@@ -299,4 +301,4 @@ def test_a_server_without_a_prefix_cache_is_named(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(backend, "_found", "connected")
         asked = replace(request(), expected_cached_tokens=2)
         answer = Completion("", (), FinishReason.STOP, Usage(3, 0, 3), 0.0, 0.0)
-        assert backend._explained(asked, answer).lost is Miss.DISABLED
+        assert backend._explained(asked, AnswerReader(asked), answer).lost is Miss.DISABLED

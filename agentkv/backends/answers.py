@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from agentkv.backends.base import Completion, Delta, FinishReason, RawToolCall, Request, Usage
+from agentkv.backends.connector import SpliceCall
 from agentkv.errors import BackendError
 from agentkv.reasoning import ReasoningSplitter
 from agentkv.tokens import TokenIds
@@ -28,11 +29,20 @@ class AnswerReader:
         What was asked.
     splitter
         Takes reasoning out of the text; None where the server does.
+    splices
+        What the call says to a connector; the prompts that it sends along have answers of their own.
     """
 
-    def __init__(self, request: Request, splitter: ReasoningSplitter | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        splitter: ReasoningSplitter | None = None,
+        splices: SpliceCall | None = None,
+    ) -> None:
         self._request = request
         self._splitter = splitter
+        self.splices: Final = splices
+        self._choices_before = 0 if splices is None else len(splices.primes)
         self._started = perf_counter()
         self._first: float | None = None
         self._last = self._started
@@ -85,7 +95,7 @@ class AnswerReader:
         if chunk.get("prompt_token_ids"):
             self._prompt_ids = list(chunk["prompt_token_ids"])
         for choice in chunk.get("choices") or ():
-            if choice.get("index", 0) == 0:
+            if choice.get("index", 0) == self._choices_before:
                 return self._choice(choice)
         return None
 
@@ -170,10 +180,16 @@ class AnswerReader:
         )
 
     def _counts_cached(self) -> bool:
+        if self._choices_before:
+            # The usage sums up all prompts of the call.
+            return False
         details = (self._usage or {}).get("prompt_tokens_details")
         return isinstance(details, Mapping) and details.get("cached_tokens") is not None
 
     def _counted(self) -> Usage:
+        if self._choices_before:
+            prompt_tokens = len(self._request.ids)
+            return Usage(prompt_tokens, 0, prompt_tokens, generated_tokens=len(self._ids))
         usage = self._usage or {}
         prompt = usage.get("prompt_tokens")
         if prompt is None:

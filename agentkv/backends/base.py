@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from agentkv.errors import BackendError, ConfigurationError
+from agentkv.kv.refusals import Refusal
 from agentkv.miss import Miss
 from agentkv.tokenizer import WireMessage
 from agentkv.tokens import TokenIds
@@ -130,6 +131,32 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class SpliceSpec:
+    """Prompt tokens whose KV is loaded from an artifact.
+
+    Prompt ids ``[start, stop)`` are the artifact's ids from `offset` on.
+    """
+
+    artifact: str
+    """Name of the artifact: 64 hex digits."""
+    start: int
+    stop: int
+    offset: int
+    """Index of the artifact's token that stands at `start`."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSplice:
+    """Tokens that were computed although they were to be loaded."""
+
+    splice: SpliceSpec
+    reason: Refusal
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One model call."""
 
@@ -154,6 +181,10 @@ class Request:
     """The same for a conversation and its forks: what keeps them on one replica. Empty: `conversation`."""
     priority: int = 0
     """Scheduling priority, lower is sooner; servers without priority scheduling ignore it."""
+    tenant: str = "default"
+    """Whose conversation it is: artifacts of another tenant are never loaded."""
+    splices: tuple[SpliceSpec, ...] = ()
+    """What to load where the cache does not hold it, by start and without overlaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +245,8 @@ class Completion:
     """Why less was cached than `Request.expected_cached_tokens`, if the backend found out."""
     counted: bool = True
     """Whether `Usage.cached_tokens` was observed in this call."""
+    refused: tuple[RefusedSplice, ...] = ()
+    """Splices that were asked for and computed instead."""
 
 
 Event: TypeAlias = Delta | Completion
@@ -277,6 +310,36 @@ class Prefiller(Protocol):
 
     def prefill(self, request: Request) -> Usage:
         """Compute a prompt's KV, so that a later request finds it; raises as `Backend.stream`."""
+        ...
+
+
+@runtime_checkable
+class Splicer(Protocol):
+    """A backend with `Capabilities.splices`: it loads compiled chunks instead of prefilling them."""
+
+    @property
+    def seam(self) -> int:
+        """Leading tokens of a chunk that are computed for real."""
+        ...
+
+    def find_artifact(self, tenant: str, ids: Sequence[int]) -> str | None:
+        """Return the name of the artifact of exactly these tokens; None if there is none.
+
+        Raises
+        ------
+        BackendError
+            The server could not be asked.
+        """
+        ...
+
+    def compile_chunk(self, tenant: str, ids: Sequence[int]) -> str:
+        """Make the artifact of these tokens, unless there is one, and return its name.
+
+        Raises
+        ------
+        BackendError, ArtifactError
+            It could not be computed or stored.
+        """
         ...
 
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agentkv.anchor import ANCHOR, anchor_ids
 from agentkv.backends.base import Capabilities, PromptForm
+from agentkv.backends.connector import METRICS_MARK, Connector, greet
 from agentkv.backends.parsing import RENDER
 from agentkv.backends.plain import PlainTokenizer
 from agentkv.backends.serverinfo import CacheInfo, ServedModel, cache_info, choose_model, served_models
 from agentkv.errors import CapabilityError, MissingDependencyError, ModelError
 from agentkv.http import HttpClient, Post
+from agentkv.segments import Splicing
+from agentkv.splicing import SEAM
 
 if TYPE_CHECKING:
     from agentkv.tokenizer import ChatTokenizer
 
 SAMPLE: Final = 'Order 7731: crème brûlée, 3.50 €\n\n\tZoë\'s   parcel — 你好 🙂 {"a": [1, 2.5]}'
 """Encoded on both sides, to see whether the client's tokenizer is the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSplices:
+    """What the caller said of splicing."""
+
+    use: Splicing = Splicing.AUTO
+    anchor: str = ANCHOR
+    seam: int = SEAM
+    ticket_key: bytes | None = field(default=None, repr=False)
+    prime_after_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Wanted:
     prompts: PromptForm
     block_size: int | None
     context_window: int | None
+    splices: WantedSplices = WantedSplices(Splicing.NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,8 @@ class Connected:
     tokenizer: ChatTokenizer
     scale_out: bool
     """Whether it renders and derenders."""
+    connector: Connector | None = None
+    """What splices there, if anything does."""
 
 
 def connect(http: HttpClient, wanted: Wanted) -> Connected:
@@ -83,14 +101,39 @@ def connect(http: HttpClient, wanted: Wanted) -> Connected:
             f"the client's tokenizer is not that of {model.name!r} on {http.url}: {unlike}; give the served "
             "model's as tokenizer="
         )
+    connector = _connector(http, model.name, wanted, tokenizer, metrics.text if metrics.is_success else "")
     capabilities = Capabilities(
         name="vllm",
         context_window=window,
         block_size=block,
         prompts=wanted.prompts,
         known_ids=known,
+        splices=connector is not None,
     )
-    return Connected(model, cache, capabilities, tokenizer, renders(http, model.name))
+    return Connected(model, cache, capabilities, tokenizer, renders(http, model.name), connector)
+
+
+def _connector(
+    http: HttpClient, model: str, wanted: Wanted, tokenizer: ChatTokenizer, metrics: str
+) -> Connector | None:
+    wish = wanted.splices
+    if wish.use is Splicing.NEVER or (wish.use is Splicing.AUTO and METRICS_MARK not in metrics):
+        return None
+    if wanted.prompts is not PromptForm.IDS:
+        if wish.use is Splicing.AUTO:
+            return None
+        raise CapabilityError("splices need prompts of token ids: give prompts=PromptForm.IDS")
+    hello = greet(http, model)
+    if hello is None:
+        if wish.use is Splicing.AUTO:
+            return None
+        raise CapabilityError(
+            f"{http.url} does not splice: start it with the connector of vllm-agentkv (docs/splices.md), or "
+            "give splices='never'"
+        )
+    return Connector(
+        http, hello, model, anchor_ids(tokenizer, wish.anchor), wish.ticket_key, wish.prime_after_s
+    )
 
 
 def _tokenizer(wanted: Wanted, model: ServedModel, url: str) -> ChatTokenizer:

@@ -157,7 +157,7 @@ class OpenAIBackend(ServedBackend):
                 )
         self._model()
 
-    def _post(self, request: Request, answered: Any) -> Post:
+    def _post(self, request: Request, reader: AnswerReader, answered: Any) -> Post:
         body = {
             "model": self.model,
             **bodies.sampling(request.options),

@@ -60,8 +60,8 @@ class ServedBackend(ABC):
         return None
 
     @abstractmethod
-    def _post(self, request: Request, answered: Any) -> Post:
-        """Return the call; `answered` is what `_needs` gave."""
+    def _post(self, request: Request, reader: AnswerReader, answered: Any) -> Post:
+        """Return the call whose answer `reader` reads; `answered` is what `_needs` gave."""
 
     @abstractmethod
     def _reader(self, request: Request) -> AnswerReader:
@@ -75,8 +75,8 @@ class ServedBackend(ABC):
         """Return the whole answer; `parsed` is what `_parse` gave."""
         return reader.completion()
 
-    def _explained(self, request: Request, completion: Completion) -> Completion:
-        """Return a completion that says why less was cached than expected; may ask the server."""
+    def _explained(self, request: Request, reader: AnswerReader, completion: Completion) -> Completion:
+        """Return a completion that says what was cached or loaded, and why not more; may ask the server."""
         return completion
 
     def stream(self, request: Request) -> Iterator[Event]:
@@ -96,7 +96,7 @@ class ServedBackend(ABC):
         reader, deadline = self._reader(request), self._http.deadline()
         needed = self._needs(request)
         answered = None if needed is None else self._http.post(needed, deadline)
-        with self._http.events(self._post(request, answered), deadline) as chunks:
+        with self._http.events(self._post(request, reader, answered), deadline) as chunks:
             for chunk in chunks:
                 delta = reader.feed(chunk)
                 if delta is not None:
@@ -106,7 +106,7 @@ class ServedBackend(ABC):
             yield rest
         parse = self._parse(request, reader)
         parsed = None if parse is None else self._http.post(parse, deadline)
-        yield self._explained(request, self._completed(request, reader, parsed))
+        yield self._explained(request, reader, self._completed(request, reader, parsed))
 
     async def astream(self, request: Request) -> AsyncIterator[Event]:
         """As `stream`, for ``async for``; cancelling ends the call on the server."""
@@ -114,7 +114,7 @@ class ServedBackend(ABC):
         reader, deadline = self._reader(request), self._http.deadline()
         needed = self._needs(request)
         answered = None if needed is None else await self._http.apost(needed, deadline)
-        async with self._http.aevents(self._post(request, answered), deadline) as chunks:
+        async with self._http.aevents(self._post(request, reader, answered), deadline) as chunks:
             async for chunk in chunks:
                 delta = reader.feed(chunk)
                 if delta is not None:
@@ -125,7 +125,7 @@ class ServedBackend(ABC):
         parse = self._parse(request, reader)
         parsed = None if parse is None else await self._http.apost(parse, deadline)
         completion = self._completed(request, reader, parsed)
-        yield await asyncio.to_thread(self._explained, request, completion)
+        yield await asyncio.to_thread(self._explained, request, reader, completion)
 
     def release(self, conversation: str) -> None:  # noqa: B027 - nothing to do is what all of them do
         """Do nothing: a server's prefix cache does not know conversations, and forgets by itself."""

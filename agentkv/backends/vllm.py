@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from agentkv.anchor import ANCHOR
 from agentkv.backends.base import Capabilities, Completion, PromptForm, Request, Usage, complete
 from agentkv.errors import (
     BackendError,
     BackendRequestError,
+    CapabilityError,
     ConfigurationError,
     MissingDependencyError,
 )
 from agentkv.miss import Miss
 from agentkv.reasoning import OPEN_TAG, ReasoningSplitter, opens_reasoning
+from agentkv.segments import Splicing, member
+from agentkv.splicing import SEAM, check_seam
 
 try:
     from agentkv.backends import bodies, parsing
     from agentkv.backends.answers import AnswerReader
-    from agentkv.backends.connecting import Connected, Wanted, connect
+    from agentkv.backends.connecting import Connected, Wanted, WantedSplices, connect
+    from agentkv.backends.connector import Connector
     from agentkv.backends.served import ServedBackend, check_tokens
     from agentkv.backends.serverinfo import cache_info
     from agentkv.http import Post, ServerOptions, ServerSettings
@@ -66,6 +72,18 @@ class VLLMBackend(ServedBackend):
         Tokens of a block of the prefix cache; None reads it from the server's ``/metrics``.
     context_window
         Most tokens of prompt and answer together; None takes what the server says.
+    splices
+        Whether compiled chunks are spliced by the connector of ``vllm-agentkv``: ``"auto"`` where the
+        server's ``/metrics`` shows it, ``"always"`` requires it, ``"never"`` leaves it alone.
+    anchor
+        Text that chunks are compiled behind; artifacts made behind another one are not found.
+    seam
+        Leading tokens of a chunk that are computed for real.
+    ticket_key
+        Secret of at least 16 bytes that the server shares, where it splices with tickets only.
+    prime_after_s
+        Seconds after a conversation's last call from which on what stands before its splices is sent along,
+        in case the server has evicted it.
     routing_header
         Header that carries the routing key, by which a router keeps a conversation on its replica.
     settings
@@ -87,6 +105,11 @@ class VLLMBackend(ServedBackend):
         prompts: PromptForm = PromptForm.IDS,
         block_size: int | None = None,
         context_window: int | None = None,
+        splices: Splicing | str = Splicing.AUTO,
+        anchor: str = ANCHOR,
+        seam: int = SEAM,
+        ticket_key: bytes | None = None,
+        prime_after_s: float = 5.0,
         routing_header: str = "X-Session-ID",
         **settings: Unpack[ServerSettings],
     ) -> None:
@@ -97,7 +120,10 @@ class VLLMBackend(ServedBackend):
             known = ", ".join(f"PromptForm.{form.name}" for form in PromptForm)
             raise ConfigurationError(f"prompts={prompts!r} is no form of prompts; give {known}")
         self._prompts = prompts
-        self._wanted = Wanted(model, tokenizer, self._prompts, block_size, context_window)
+        wish = WantedSplices(
+            member(Splicing, splices, "splices"), anchor, check_seam(seam), ticket_key, prime_after_s
+        )
+        self._wanted = Wanted(model, tokenizer, self._prompts, block_size, context_window, wish)
         self._routing_header = routing_header
         self._found: Connected | None = None
         self._grammars: dict[str, Any] = {}
@@ -135,6 +161,45 @@ class VLLMBackend(ServedBackend):
     def model(self) -> str:
         """The served model's name; raises as `capabilities`."""
         return self._connected().model.name
+
+    @property
+    def seam(self) -> int:
+        """Leading tokens of a chunk that are computed for real."""
+        return self._wanted.splices.seam
+
+    def find_artifact(self, tenant: str, ids: Sequence[int]) -> str | None:
+        """Return the name of the artifact of these tokens, if the server has it.
+
+        Raises
+        ------
+        CapabilityError
+            The server does not splice.
+        BackendError
+            It cannot be asked.
+        """
+        return self._connector().find(tenant, ids)
+
+    def compile_chunk(self, tenant: str, ids: Sequence[int]) -> str:
+        """Have the server compute the artifact of these tokens, unless it has it; returns its name.
+
+        Raises
+        ------
+        CapabilityError
+            The server does not splice, does not compile, or refuses this chunk.
+        BackendError
+            The call failed.
+        """
+        connector = self._connector()
+        return connector.find(tenant, ids) or connector.compile(tenant, ids).artifact
+
+    def _connector(self) -> Connector:
+        found = self._connected().connector
+        if found is None:
+            raise CapabilityError(
+                f"{self.url} does not splice: start it with the connector of vllm-agentkv, and send prompts "
+                "of token ids"
+            )
+        return found
 
     def prefill(self, request: Request) -> Usage:
         """Have the server compute a prompt's KV, behind all other calls, so that a later request finds it.
@@ -188,7 +253,7 @@ class VLLMBackend(ServedBackend):
             self._grammars[key] = found or parsing.local_grammar(request)
         return dict(self._grammars[key])
 
-    def _post(self, request: Request, answered: Any) -> Post:
+    def _post(self, request: Request, reader: AnswerReader, answered: Any) -> Post:
         body: dict[str, Any] = {
             "model": self.model,
             **bodies.vllm_sampling(request.options),
@@ -204,7 +269,10 @@ class VLLMBackend(ServedBackend):
             if request.template_arguments:
                 body["chat_template_kwargs"] = dict(request.template_arguments)
             return Post.json("/v1/chat/completions", body, headers)
-        body["prompt"] = request.ids.tolist()
+        ids = request.ids.tolist()
+        body["prompt"] = ids if reader.splices is None else reader.splices.prompts(ids)
+        if reader.splices is not None:
+            body["kv_transfer_params"] = reader.splices.params
         body["add_special_tokens"] = False
         if self._constrained(request):
             body["structured_outputs"] = self._grammar(request, answered)
@@ -216,7 +284,9 @@ class VLLMBackend(ServedBackend):
         controls = self.tokenizer.control_tokens
         tail = request.ids.tolist(max(0, len(request.ids) - 4))
         opened = controls.get(OPEN_TAG) in tail or opens_reasoning(self.tokenizer.decode(tail))
-        return AnswerReader(request, ReasoningSplitter(inside=opened))
+        connector = self._connected().connector
+        splices = None if connector is None else connector.call(request)
+        return AnswerReader(request, ReasoningSplitter(inside=opened), splices)
 
     def _parse(self, request: Request, reader: AnswerReader) -> Post | None:
         if self._prompts is PromptForm.MESSAGES or not self._connected().scale_out or not reader.ids:
@@ -239,7 +309,9 @@ class VLLMBackend(ServedBackend):
             return replace(completion, text=content, reasoning=reasoning)
         return completion
 
-    def _explained(self, request: Request, completion: Completion) -> Completion:
+    def _explained(self, request: Request, reader: AnswerReader, completion: Completion) -> Completion:
+        if reader.splices is not None:
+            completion = self._connector().outcome(request, reader.splices, completion)
         starts = self._starts
         seen = starts.pop(request.conversation, None)
         missing = completion.usage.cached_tokens < request.expected_cached_tokens

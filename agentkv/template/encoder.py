@@ -69,6 +69,7 @@ class TemplateEncoder:
         self._pieces = PieceTokenizer(tokenizer)
         self._openings: dict[str, Shape] = {}
         self._tails: dict[str, _Tail] = {}
+        self._chunks: dict[str, list[int]] = {}
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -137,6 +138,14 @@ class TemplateEncoder:
     def assistant(self, text: str) -> list[int]:
         """Encode an answer's text whose ids are not known; no control id can come from it."""
         return self._pieces.encode([Piece(text, is_data=True)], continues=True)
+
+    def chunk(self, text: str) -> list[int]:
+        """Encode a text that is compiled on its own, as `assistant`; remembered, since it is asked each turn."""
+        ids = self._chunks.get(text)
+        if ids is None:
+            ids = self.assistant(text)
+            _remember(self._chunks, text, ids)
+        return ids
 
     def render_all(
         self, messages: Sequence[WireMessage], *, tools: Sequence[Mapping[str, Any]] | None = None
