@@ -11,6 +11,7 @@ from agentkv.doctor import CHECKS, Examination, Lengths, ServerOptions, Status, 
 from agentkv.doctor.blocks import expected, smallest_block
 from agentkv.doctor.template import dates_in
 from agentkv.template import measure
+from tests.stub_connector import StubConnectorServer
 from tests.stub_server import MODEL, Quirk, StubServer
 from tests.templates import load
 
@@ -435,3 +436,43 @@ def test_progress_is_told_before_each_check() -> None:
     with StubServer() as server:
         examined(server, progress=told.append)
     assert told == [check.name for check in CHECKS]
+
+
+def test_the_connector_is_told_with_what_it_does() -> None:
+    """Its model and number format, and whether it compiles."""
+    with StubConnectorServer() as server:
+        found = examined(server)
+    assert found["connector"].found == "splices for LlamaForCausalLM in float32, compiles"
+    assert found["exact answers"].status is Status.OK
+    assert "same before and after a splice" in found["exact answers"].found
+
+
+def test_a_server_without_a_connector_is_well() -> None:
+    """Nothing splices, so nothing can be spoilt."""
+    with StubServer() as server:
+        found = examined(server)
+    assert found["connector"].found.startswith("absent")
+    assert found["exact answers"].found == "nothing splices here"
+
+
+def test_an_examined_connector_keeps_one_artifact_whatever_often_it_is_asked() -> None:
+    """The made-up chunk is the same each time."""
+    with StubConnectorServer() as server:
+        examined(server)
+        examined(server)
+    assert len(server.artifacts) == 1
+
+
+def test_a_server_that_compiles_for_nobody_is_not_tried() -> None:
+    """It says what to do."""
+    with StubConnectorServer(compiles=False) as server:
+        found = examined(server)
+    assert found["exact answers"].status is Status.UNCHECKED
+
+
+def test_spliced_tokens_that_are_found_without_a_salt_are_a_failure() -> None:
+    """A partner that ignores salts would hand them to exact requests."""
+    with StubConnectorServer({Quirk.SALTS_IGNORED}) as server:
+        found = examined(server)
+    assert found["exact answers"].status is Status.FAILED
+    assert "without its salt" in found["exact answers"].found

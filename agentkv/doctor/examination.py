@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agentkv.doctor import blocks, cache, endpoints, server, template, tokens
+from agentkv.doctor import blocks, cache, endpoints, server, splicing, template, tokens
 from agentkv.doctor.findings import Examination, Finding, Outcome, Status, failed, unchecked
 from agentkv.doctor.session import Asked, Lengths, Session
 from agentkv.errors import AgentKVError, CapabilityError
@@ -103,7 +103,8 @@ CHECKS: Final = (
     Check("alternation", _trait(template.alternation), ("model",)),
     Check("reasoning", _trait(template.reasoning), ("model",)),
     Check("date", _asks(template.date), ("model",)),
-    Check("connector", _asks(server.connector), ("API key",)),
+    Check("connector", _asks(splicing.connector), ("model",)),
+    Check("exact answers", _asks(splicing.canary), ("connector", "token-id prompts", "prefix caching")),
 )
 """Every check, in the order in which they are made."""
 

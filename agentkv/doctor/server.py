@@ -78,12 +78,3 @@ def restarts(session: Session) -> Outcome:
         )
     started = datetime.fromtimestamp(session.cache.started, UTC)
     return ok(f"visible; the process was started {started:%Y-%m-%d %H:%M:%S} UTC")
-
-
-def connector(session: Session) -> Outcome:
-    """Whether agentkv's connector runs inside the server."""
-    if session.metrics is None:
-        return unchecked("/metrics does not answer")
-    if "agentkv_" in session.metrics:
-        return ok("present")
-    return ok("absent: splices need it, errata do not")
