@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+if TYPE_CHECKING:
+    from agentkv.kv.spans import KVSpan
 
 _ROUND = 64
 # Layers without KV of their own have a class only in later versions of transformers.
@@ -56,6 +59,19 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no t
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
         return self._show(end)
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Add states of shape ``[1, kv_heads, new, head_dim]`` that did not come from the model just now.
+
+        Raises
+        ------
+        ValueError
+            They are of another shape. Assigning them could repeat a single head for all.
+        """
+        for held, new in zip(self._buffers or (), (keys, values), strict=False):
+            if (held.shape[1], held.shape[3]) != (new.shape[1], new.shape[3]):
+                raise ValueError(f"states {list(new.shape)} do not fit a cache of {list(held.shape)}")
+        self.update(keys, values)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens; once out of room, an eighth more than asked is taken."""
@@ -176,6 +192,54 @@ class ModelKV:
         ]
         made.length = length
         return made
+
+    @property
+    def joinable(self) -> bool:
+        """Whether every layer holds keys and values of its own, token by token."""
+        return all(isinstance(layer, GrowingLayer) for layer in self.cache.layers)
+
+    @torch.inference_mode()
+    def span(self, start: int, stop: int) -> KVSpan:
+        """Copy the KV of tokens ``[start, stop)``.
+
+        Raises
+        ------
+        ValueError
+            It does not hold them, or is not `joinable`.
+        """
+        from agentkv.kv.spans import KVSpan, LayerKV
+
+        if not self.joinable or not 0 <= start < stop <= self.length:
+            raise ValueError(f"a cache of {self.length} tokens has no KV of tokens {start} to {stop} to copy")
+        layers = tuple(
+            LayerKV(layer.keys[0, :, start:stop].clone(), layer.values[0, :, start:stop].clone())
+            for layer in self.cache.layers
+        )
+        return KVSpan(layers, start)
+
+    @torch.inference_mode()
+    def append(self, span: KVSpan) -> None:
+        """Add tokens computed elsewhere, whose keys stand for the positions that follow.
+
+        Raises
+        ------
+        ValueError
+            It is for other positions or shapes. Nothing was added.
+        """
+        start = self.length
+        if not self.joinable or span.position != start or len(span.layers) != len(self.cache.layers):
+            raise ValueError(
+                f"KV of {len(span.layers)} layers for position {span.position} does not continue a cache of "
+                f"{len(self.cache.layers)} layers and {start} tokens"
+            )
+        self.reserve(start + len(span))
+        try:
+            for layer, states in zip(self.cache.layers, span.layers, strict=True):
+                layer.append(states.keys[None], states.values[None])
+        except BaseException:
+            self.truncate(start)
+            raise
+        self.length = start + len(span)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens at once, so that growing copies nothing."""

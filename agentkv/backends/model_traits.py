@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from agentkv.errors import CapabilityError, ConfigurationError
 
+_CHANGE_NO_WEIGHTS: Final = frozenset(
+    {"attn_implementation", "device_map", "low_cpu_mem_usage", "max_memory", "revision", "token"}
+)
 _LENGTH_DEPENDENT_ROPE: Final = frozenset({"dynamic", "longrope"})
 
 
@@ -87,3 +91,19 @@ def default_dtype(device: str) -> torch.dtype | str:
     known = capabilities()
     fast = known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16")
     return torch.bfloat16 if fast else torch.float32
+
+
+def weights_folder(name: str, options: Mapping[str, Any]) -> Path | None:
+    """Folder with the files of a model that was loaded from `name`; None where something else runs."""
+    # Adapters and quantisation change what runs, not the files.
+    if set(options) - _CHANGE_NO_WEIGHTS:
+        return None
+    folder = Path(name)
+    if not folder.is_dir():
+        from transformers.utils import cached_file
+
+        found = cached_file(name, "config.json", revision=options.get("revision"), local_files_only=True)
+        folder = Path(str(found)).parent
+    if (folder / "adapter_config.json").is_file() or not any(folder.glob("*.safetensors")):
+        return None
+    return folder

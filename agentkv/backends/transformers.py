@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-from agentkv.backends.base import Capabilities, Completion, Delta, Event, FinishReason, Request, Usage
-from agentkv.errors import (
-    BackendError,
-    ConfigurationError,
-    ContextWindowError,
-    MissingDependencyError,
+from agentkv.anchor import ANCHOR
+from agentkv.backends.base import (
+    Capabilities,
+    Completion,
+    Delta,
+    Event,
+    FinishReason,
+    RefusedSplice,
+    Request,
+    Usage,
 )
-from agentkv.tokens import TokenIds
+from agentkv.errors import CapabilityError, ConfigurationError, MissingDependencyError
+from agentkv.kv.refusals import Refusal
 
 try:
     import torch
 
     from agentkv.backends.detokenize import AnswerText
     from agentkv.backends.kvcache import ModelKV
-    from agentkv.backends.kvstore import Entry, KVStore
-    from agentkv.backends.model_traits import (
-        context_window_of,
-        forward_arguments,
-        generation_eos,
-        stable_length,
-    )
+    from agentkv.backends.kvstore import Entry
+    from agentkv.backends.model_traits import generation_eos, weights_folder
+    from agentkv.backends.runner import Meter, ModelRunner, Progress
     from agentkv.backends.sampling import Sampler, check_options
 except ImportError as error:
     raise MissingDependencyError(
@@ -38,21 +38,13 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from agentkv.backends.splices import ModelArtifacts
+    from agentkv.kv.store import ArtifactStore
     from agentkv.tokenizer import ChatTokenizer
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the tokens prefilled so far and those to prefill, after each chunk."""
-
 DEFAULT_MEMORY_LIMIT: Final = 4 * 1024**3
-_ROOM_AHEAD: Final = 256
-
-
-@dataclass(slots=True)
-class _Meter:
-    """Tokens of one call, counted where they enter the model."""
-
-    cached: int = 0
-    computed: int = 0
+DEFAULT_ARTIFACT_MEMORY: Final = 1024**3
+DEFAULT_SEAM: Final = 16
 
 
 class TransformersBackend:
@@ -62,6 +54,9 @@ class TransformersBackend:
     salt, has KV for: the former in place, the latter by copying that part. The last prompt token is always
     computed. Models whose state cannot be cut (recurrent layers) reuse it only if the prompt continues all
     of it. Reuse is exact up to kernel numerics.
+
+    With a store of artifacts it is a `Splicer`: what `Request.splices` names is loaded where the cache lacks
+    it, in approximate namespaces only. What cannot be loaded is computed; `Completion.refused` says why.
 
     Safe to share between threads: one lock is held for each pass through the model, and never while a stream
     waits for its consumer, so that calls queue and open streams take turns.
@@ -83,13 +78,24 @@ class TransformersBackend:
         For example ``"cuda"``; None leaves the model where it is.
     context_window
         Most tokens of prompt and answer together; None takes it from the model's configuration.
+    artifacts
+        Where compiled chunks are: a store, or the path of its folder. None splices nothing.
+    anchor
+        What chunks are compiled behind: text of a system message, or an empty one for nothing.
+    seam
+        Leading tokens of a chunk that are computed for real where it is spliced.
+    artifact_memory_bytes
+        Most bytes of loaded artifacts to keep in main memory, apart from the KV of conversations.
+    folder
+        Holds the files of exactly this model and tokenizer, so that artifacts are shared with whoever runs
+        them. None takes digests of what is in memory instead.
 
     Raises
     ------
     ConfigurationError
         A number is out of range, or the configuration does not tell the context window.
     CapabilityError
-        The model takes no cache.
+        The model takes no cache; or there is a store, and the KV of this model cannot be moved.
     """
 
     def __init__(
@@ -102,30 +108,38 @@ class TransformersBackend:
         progress: Progress | None = None,
         device: str | None = None,
         context_window: int | None = None,
+        artifacts: ArtifactStore | str | Path | None = None,
+        anchor: str = ANCHOR,
+        seam: int = DEFAULT_SEAM,
+        artifact_memory_bytes: int = DEFAULT_ARTIFACT_MEMORY,
+        folder: str | Path | None = None,
     ) -> None:
-        if prefill_chunk < 1:
-            raise ConfigurationError(f"prefill_chunk={prefill_chunk} has to be at least 1")
-        if memory_limit_bytes < 0:
-            raise ConfigurationError(f"memory_limit_bytes={memory_limit_bytes} has to be 0 or above")
+        for name, number in (("seam", seam), ("artifact_memory_bytes", artifact_memory_bytes)):
+            if number < 0:
+                raise ConfigurationError(f"{name}={number} has to be 0 or above")
         self._model = model.eval() if device is None else model.eval().to(device)
         self._tokenizer = tokenizer
-        self._chunk = prefill_chunk
-        self._progress = progress
+        self._runner = ModelRunner(
+            self._model,
+            memory_limit_bytes=memory_limit_bytes,
+            prefill_chunk=prefill_chunk,
+            progress=progress,
+            context_window=context_window,
+        )
+        self._eos = tokenizer.eos_ids | generation_eos(model)
+        self._seam = seam
+        self._artifacts: ModelArtifacts | None = None
+        if artifacts is not None:
+            from agentkv.backends.splices import model_artifacts
+
+            self._artifacts = model_artifacts(
+                self._runner, tokenizer, artifacts, anchor, folder, limit_bytes=artifact_memory_bytes
+            )
         self._capabilities = Capabilities(
             name="transformers",
-            context_window=context_window or context_window_of(model.config),
+            context_window=self._runner.window,
             block_size=1,
-        )
-        embeddings = model.get_input_embeddings()
-        self._vocabulary = int(embeddings.weight.shape[0])
-        self._device: torch.device = embeddings.weight.device
-        self._eos = tokenizer.eos_ids | generation_eos(model)
-        self._cache_argument, self._fixed_arguments = forward_arguments(model)
-        self._stable_length = stable_length(model.config)
-        # Reentrant: the garbage collector may close an abandoned stream while this thread holds it.
-        self._lock = threading.RLock()
-        self._store: KVStore[ModelKV] = KVStore(
-            memory_limit_bytes, new=lambda: ModelKV(model.config), copy=ModelKV.copy
+            splices=self._artifacts is not None,
         )
 
     @classmethod
@@ -139,6 +153,10 @@ class TransformersBackend:
         prefill_chunk: int = 512,
         progress: Progress | None = None,
         context_window: int | None = None,
+        artifacts: ArtifactStore | str | Path | None = None,
+        anchor: str = ANCHOR,
+        seam: int = DEFAULT_SEAM,
+        artifact_memory_bytes: int = DEFAULT_ARTIFACT_MEMORY,
         **model_options: Any,
     ) -> TransformersBackend:
         """Load a model and its tokenizer from a folder or the hub.
@@ -164,7 +182,7 @@ class TransformersBackend:
         ModelNotFoundError
             There is no such model, or it cannot be loaded.
         CapabilityError
-            There is no such device.
+            There is no such device; or there is a store of artifacts, and the model's KV cannot be moved.
         ConfigurationError
             The model does not take an option.
         """
@@ -181,11 +199,16 @@ class TransformersBackend:
             progress=progress,
             device=place,
             context_window=context_window,
+            artifacts=artifacts,
+            anchor=anchor,
+            seam=seam,
+            artifact_memory_bytes=artifact_memory_bytes,
+            folder=None if artifacts is None else weights_folder(name, model_options),
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any prefix is reused to the token, and salts are kept apart."""
+        """Any prefix is reused to the token, salts are kept apart, and with a store chunks are spliced."""
         return self._capabilities
 
     @property
@@ -201,12 +224,12 @@ class TransformersBackend:
     @property
     def stored_bytes(self) -> int:
         """Bytes of KV kept, unused room included."""
-        return self._store.stored_bytes
+        return self._runner.stored_bytes
 
     @property
     def stored_conversations(self) -> tuple[str, ...]:
         """Conversations with KV, the least recently used first."""
-        return self._store.conversations
+        return self._runner.stored_conversations
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Run one call; closing the iterator early stops the model and keeps the KV computed so far.
@@ -228,7 +251,7 @@ class TransformersBackend:
             again.
         """
         check_options(request.options)
-        self._check_prompt(request.ids, room=request.options.max_tokens)
+        self._runner.check_prompt(request.ids, room=request.options.max_tokens)
         return self._generate(request)
 
     def prefill(self, request: Request) -> Usage:
@@ -236,23 +259,82 @@ class TransformersBackend:
 
         Options of the request are not used. Raises as `stream`.
         """
-        self._check_prompt(request.ids, room=0)
-        entry = self._open(request, room=0)
-        try:
-            _, meter = self._prefill(entry, request.ids)
-        finally:
-            self._close(entry)
-        return Usage(len(request.ids), meter.cached, meter.computed)
+        self._runner.check_prompt(request.ids, room=0)
+        with self._runner.opened(request, room=0) as entry:
+            _, meter = self._prefill(entry, request)
+        return meter.usage
+
+    def edit(self, request: Request, *, start: int, stop: int, ids: Sequence[int]) -> Usage:
+        """Replace tokens of a prompt whose KV is kept, and keep the KV of what stands behind them.
+
+        The new tokens are computed, and the KV behind them is moved by the change in length. It was computed
+        while the old tokens stood there, so it is approximate. A later `stream` of the edited prompt goes on
+        from it. While a stream of the conversation is open, its KV is not edited.
+
+        Parameters
+        ----------
+        request
+            The prompt as it stood before, its conversation and its salt.
+        start, stop, ids
+            Prompt tokens ``[start, stop)`` are replaced by `ids`, which may be more or fewer.
+
+        Returns
+        -------
+        Usage
+            Of the edited prompt: what stood before the edit is cached, what stands behind it spliced, and the
+            rest computed, at least the last token.
+
+        Raises
+        ------
+        CapabilityError
+            The request's namespace is exact, or the KV of this model cannot be moved.
+        ConfigurationError, ContextWindowError
+            There are no such prompt tokens, or the edited prompt is one that `stream` refuses.
+        BackendError
+            There is no KV that covers the edit, or the model failed, as in `stream`.
+        """
+        from agentkv.backends.editing import edit
+
+        return edit(self._runner, request, start=start, stop=stop, ids=ids)
+
+    @property
+    def seam(self) -> int:
+        """Leading tokens of a chunk that are computed for real where it is spliced."""
+        return self._seam
+
+    def find_artifact(self, tenant: str, ids: Sequence[int]) -> str | None:
+        """Return the name of the artifact of exactly these tokens; None if there is none."""
+        return None if self._artifacts is None else self._artifacts.find(tenant, ids)
+
+    def compile_chunk(self, tenant: str, ids: Sequence[int]) -> str:
+        """Make the artifact of these tokens, unless there is a sound one, and return its name.
+
+        Raises
+        ------
+        CapabilityError
+            The backend has no store of artifacts.
+        ConfigurationError
+            There are no tokens, or one is not in the vocabulary.
+        ContextWindowError
+            Anchor and chunk exceed the context window.
+        BackendError
+            The model failed.
+        ArtifactError
+            It could not be stored, or the one that is there carries another signature.
+        """
+        if self._artifacts is None:
+            raise CapabilityError("this backend keeps no artifacts: make it with artifacts=FOLDER")
+        from agentkv.backends.compiling import compile_chunk
+
+        return compile_chunk(self._runner, self._artifacts, tenant, ids)
 
     def release(self, conversation: str) -> None:
         """Forget the KV of a conversation under every salt; unknown ids are ignored."""
-        with self._lock:
-            self._store.release(conversation)
+        self._runner.release(conversation)
 
     def reset(self) -> None:
         """Forget the KV of all conversations."""
-        with self._lock:
-            self._store.reset()
+        self._runner.reset()
 
     def close(self) -> None:
         """Forget all KV; a later call computes it anew."""
@@ -261,13 +343,12 @@ class TransformersBackend:
     def _generate(self, request: Request) -> Iterator[Event]:
         started = perf_counter()
         prompt, options = request.ids, request.options
-        sampler = Sampler(options, prompt, self._device)
+        sampler = Sampler(options, prompt, self._runner.device)
         answer = AnswerText(self._tokenizer, options.stop)
         generated: list[int] = []
-        entry = self._open(request, room=options.max_tokens)
-        try:
-            logits, meter = self._prefill(entry, prompt)
-            usage = Usage(len(prompt), meter.cached, meter.computed)
+        with self._runner.opened(request, room=options.max_tokens) as entry:
+            logits, meter = self._prefill(entry, request)
+            usage = meter.usage
             ttft = duration = consumer = 0.0
             finish: FinishReason | None = None
             while finish is None:
@@ -288,9 +369,7 @@ class TransformersBackend:
                 yield Delta(text, (token,))
                 consumer += perf_counter() - handed
                 if finish is None:
-                    logits = self._forward(entry, [token], meter)
-        finally:
-            self._close(entry)
+                    logits = self._runner.forward(entry, [token], meter)
         yield Completion(
             text=answer.text,
             ids=tuple(generated),
@@ -298,96 +377,24 @@ class TransformersBackend:
             usage=replace(usage, generated_tokens=len(generated)),
             ttft_s=ttft,
             duration_s=duration,
+            refused=tuple(meter.refused),
         )
 
-    def _prefill(self, entry: Entry[ModelKV], prompt: TokenIds) -> tuple[torch.Tensor, _Meter]:
-        """Compute what the entry lacks of the prompt; returns logits ``[vocabulary]`` of its last token."""
-        meter = _Meter(cached=entry.state.observed_length())
-        start, total = len(entry.ids), len(prompt)
-        chunk = self._chunk if self._reusable(total) else total
-        logits = None
-        for at in range(start, total, chunk):
-            logits = self._forward(entry, prompt.tolist(at, at + chunk), meter)
-            if self._progress is not None:
-                self._progress(len(entry.ids) - start, total - start)
-        if logits is None or meter.cached + meter.computed != total:
-            self._drop(entry)
-            raise BackendError(
-                f"{meter.cached} cached and {meter.computed} computed tokens do not make the "
-                f"prompt's {total}: the KV of the conversation was dropped, make the call again"
-            )
-        with self._lock:
-            self._store.measure(entry)
-        return logits, meter
+    def _prefill(self, entry: Entry[ModelKV], request: Request) -> tuple[torch.Tensor, Meter]:
+        """Load and compute what the entry lacks of the prompt; returns logits ``[vocabulary]`` of its end."""
+        meter = Meter(len(request.ids), cached=entry.state.observed_length())
+        if self._artifacts is None:
+            lacking = (splice for splice in request.splices if splice.stop > meter.cached)
+            meter.refused += [RefusedSplice(splice, Refusal.DISABLED) for splice in lacking]
+        elif request.splices:
+            from agentkv.backends.splices import splice_in
 
-    @torch.inference_mode()
-    def _forward(self, entry: Entry[ModelKV], tokens: list[int], meter: _Meter) -> torch.Tensor:
-        """Pass tokens through the model (here and nowhere else); returns the last one's logits."""
-        input_ids = torch.tensor([tokens], device=self._device)
-        with self._lock:
-            try:
-                output = self._model(
-                    input_ids=input_ids, **{self._cache_argument: entry.state.cache}, **self._fixed_arguments
-                )
-            except BaseException as error:
-                self._drop(entry)
-                if isinstance(error, Exception):
-                    raise self._failure("the model failed", entry, error) from error
-                raise
-            count = input_ids.shape[1]
-            meter.computed += count
-            entry.state.length += count
-            entry.ids = entry.ids.extend(tokens)
-        logits: torch.Tensor = output.logits[0, -1]
-        return logits
+            splice_in(self._runner, self._artifacts, entry, request, meter)
+        return self._runner.finish(entry, request.ids, meter), meter
 
     def _sample(self, entry: Entry[ModelKV], sampler: Sampler, logits: torch.Tensor) -> int:
         try:
             return sampler.sample(logits)
         except Exception as error:
-            self._drop(entry)
-            raise self._failure("no token could be sampled", entry, error) from error
-
-    def _failure(self, what: str, entry: Entry[ModelKV], error: Exception) -> BackendError:
-        return BackendError(
-            f"{what} after {len(entry.ids)} tokens of conversation {entry.conversation!r} "
-            f"({type(error).__name__}: {error}); its KV was dropped, and the call can be made again"
-        )
-
-    def _open(self, request: Request, *, room: int) -> Entry[ModelKV]:
-        with self._lock:
-            if not self._reusable(len(request.ids) + room):
-                return self._store.detached(request.salt, request.conversation)
-            entry = self._store.open(request.salt, request.conversation, request.ids)
-            with torch.inference_mode():
-                entry.state.reserve(len(request.ids) + min(room, _ROOM_AHEAD))
-            return entry
-
-    def _close(self, entry: Entry[ModelKV]) -> None:
-        with self._lock:
-            self._store.close(entry)
-
-    def _drop(self, entry: Entry[ModelKV]) -> None:
-        with self._lock:
-            self._store.drop(entry)
-
-    def _reusable(self, length: int) -> bool:
-        """Whether the KV of a token is the same in every sequence up to this length."""
-        return self._stable_length is None or length <= self._stable_length
-
-    def _check_prompt(self, ids: TokenIds, *, room: int) -> None:
-        if not ids:
-            raise ConfigurationError("the prompt is empty: a request needs at least one token id")
-        window = self._capabilities.context_window
-        if len(ids) + room > window:
-            raise ContextWindowError(
-                f"{len(ids)} prompt tokens and max_tokens={room} make {len(ids) + room}, but the model's "
-                f"context window is {window}: shorten the prompt by {len(ids) + room - window} tokens "
-                "or lower max_tokens"
-            )
-        highest = ids.highest()
-        if highest >= self._vocabulary:
-            raise ConfigurationError(
-                f"token id {highest} is not in the model's vocabulary of {self._vocabulary}: "
-                "was the prompt encoded with another model's tokenizer?"
-            )
+            self._runner.drop(entry)
+            raise self._runner.failure("no token could be sampled", entry, error) from error

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentkv._version import __version__
 from agentkv.cli import doctor, inspect, model
+from agentkv.cli.compile import compile_files
 from agentkv.errors import AgentKVError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 # Every sub-command is added here. A module that holds one imports torch, transformers and the like
 # inside its functions, so that ``agentkv --help`` stays quick.
 app.add_typer(model.app, name="model")
+app.command("compile")(compile_files)
 app.command("doctor")(doctor.examine)
 app.command("inspect")(inspect.show)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichBars
+from rich.text import Text
 
 from agentkv.models.progress import Progress, Step
 
@@ -70,6 +74,47 @@ def shown(title: str) -> Iterator[Progress]:
         progress = BarProgress(bars)
         yield progress
         progress.finish()
+
+
+class TokenBars:
+    """Progress over the tokens of one text after the other: a bar on a terminal, nothing elsewhere.
+
+    Shown while it is used as a context manager.
+    """
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        shows = console.is_terminal
+        self._bars = RichBars(
+            *columns, console=console, redirect_stdout=False, transient=True, disable=not shows
+        )
+        self._current: TaskID | None = None
+
+    def begin(self, title: str) -> None:
+        """Put the bar of a text in place of the one before."""
+        if self._current is not None:
+            self._bars.remove_task(self._current)
+        self._current = self._bars.add_task(escape(title), total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how many of its tokens are done."""
+        if self._current is not None:
+            self._bars.update(self._current, completed=done, total=total)
+
+    def say(self, line: str) -> None:
+        """Print a line on standard output, above the bar if both are on the terminal."""
+        if self._bars.disable or not sys.stdout.isatty():
+            print(line, flush=True)
+        else:
+            self._bars.console.print(Text(line), soft_wrap=True, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
 
 def megabytes(count: int) -> str:
