@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from agentkv.backends.base import Splicer
 from agentkv.cli.progress import TokenBars, megabytes
 from agentkv.errors import ArtifactError, ConfigurationError, ContextWindowError
 from agentkv.models import cache_folder, resolve
+from agentkv.segments import Splicing
 from agentkv.splicing import chunk_ids
 from agentkv.template import TemplateEncoder
 
 if TYPE_CHECKING:
+    from agentkv.backends import VLLMBackend
     from agentkv.kv.store import ArtifactStore
     from agentkv.tokenizer import ChatTokenizer
 
@@ -36,9 +39,30 @@ def compile_files(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="FOLDER_OR_ID", help="A folder, a hub id or the name of a pulled model."
+            "--model",
+            metavar="FOLDER_OR_ID",
+            help="A folder, a hub id or the name of a pulled model; with --server the served name.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", metavar="URL", help="Compile inside this vLLM server, into its own folder."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FOLDER_OR_ID",
+            help="With --server: the served model's, if it is not told.",
+        ),
+    ] = None,
+    ticket_key_file: Annotated[
+        Path | None,
+        typer.Option("--ticket-key-file", metavar="FILE", help="With --server: its key for tickets."),
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option("--api-key-env", metavar="NAME", help="With --server: variable with its API key.")
+    ] = "VLLM_API_KEY",
     anchor: Annotated[
         Path | None,
         typer.Option(
@@ -79,16 +103,28 @@ def compile_files(
         return
     if not files:
         raise typer.BadParameter("name the texts to compile, or give --list", param_hint="FILE...")
-    if model is None:
+    if model is None and server is None:
         raise typer.BadParameter("name the model that will load the artifacts", param_hint="--model")
     if dtype is not None and dtype not in _DTYPES:
         raise typer.BadParameter(f"{dtype!r} is none of {', '.join(_DTYPES)}", param_hint="--dtype")
     texts = [(file, read_text(file)) for file in files]
-    behind = None if anchor is None else read_text(anchor)
+    behind = ANCHOR if anchor is None else read_text(anchor)
+    bars = TokenBars()
+    if server is not None:
+        of_a_folder = {"--out": out, "--sign-key-file": key, "--dtype": dtype, "--device": device}
+        for option, value in {**of_a_folder, "--force": force or None}.items():
+            if value is not None:
+                raise typer.BadParameter("the server decides that: leave it out", param_hint=option)
+        ticket_key = None if ticket_key_file is None else _bytes(ticket_key_file).strip()
+        api_key = os.environ.get(api_key_env)
+        with _served(server, model, tokenizer, behind, ticket_key, api_key) as there, bars:
+            for done in compiled(there, tenant, texts, None, bars):
+                bars.say(str(done))
+        return
     from agentkv.kv.store import ArtifactStore
 
-    store, bars = ArtifactStore(place, key=key), TokenBars()
-    compiler = _embedded(model, store, behind, bars, dtype=dtype, device=device)
+    store = ArtifactStore(place, key=key)
+    compiler = _embedded(model or "", store, behind, bars, dtype=dtype, device=device)
     with bars:
         for done in compiled(compiler, tenant, texts, store, bars, force=force):
             bars.say(str(done))
@@ -110,13 +146,15 @@ class Compiled:
     file: Path
     artifact: str
     tokens: int
-    nbytes: int
+    nbytes: int | None
+    """None where a server keeps it."""
     seconds: float | None
     """None where it was there already."""
 
     def __str__(self) -> str:
         took = "there already" if self.seconds is None else f"{self.seconds:.1f} s"
-        return f"{self.file}: {self.artifact}, {self.tokens} tokens, {megabytes(self.nbytes)}, {took}"
+        size = "" if self.nbytes is None else f"{megabytes(self.nbytes)}, "
+        return f"{self.file}: {self.artifact}, {self.tokens} tokens, {size}{took}"
 
 
 def read_text(file: Path) -> str:
@@ -146,7 +184,7 @@ def compiled(
     compiler: Compiler,
     tenant: str,
     texts: Iterable[tuple[Path, str]],
-    store: ArtifactStore,
+    store: ArtifactStore | None,
     bars: TokenBars,
     *,
     force: bool = False,
@@ -156,7 +194,7 @@ def compiled(
     Parameters
     ----------
     store
-        Where the artifacts come to lie.
+        Where the artifacts come to lie; None for a server's own folder.
     force
         Delete and compile anew what is there.
 
@@ -171,7 +209,7 @@ def compiled(
     for file, text in texts:
         ids = chunk_ids(text, encoder)
         name = compiler.find_artifact(tenant, ids)
-        if name is not None and force:
+        if name is not None and force and store is not None:
             store.delete(name)
             name = None
         started = perf_counter()
@@ -181,13 +219,13 @@ def compiled(
         except ContextWindowError as error:
             raise ContextWindowError(f"{file}: {error}") from error
         seconds = None if name == made else perf_counter() - started
-        yield Compiled(file, made, len(ids), store.nbytes(made), seconds)
+        yield Compiled(file, made, len(ids), None if store is None else store.nbytes(made), seconds)
 
 
 def _embedded(
     model: str,
     store: ArtifactStore,
-    anchor: str | None,
+    anchor: str,
     progress: Callable[[int, int], None],
     *,
     dtype: str | None,
@@ -199,10 +237,27 @@ def _embedded(
     return TransformersBackend.from_pretrained(
         resolve(model).location,
         artifacts=store,
-        anchor=ANCHOR if anchor is None else anchor,
+        anchor=anchor,
         progress=progress,
         dtype=dtype,
         device=device,
+    )
+
+
+def _served(
+    url: str, model: str | None, tokenizer: str | None, anchor: str, ticket_key: bytes | None, key: str | None
+) -> VLLMBackend:
+    """Reach a server that compiles."""
+    from agentkv.backends import VLLMBackend
+
+    return VLLMBackend(
+        url,
+        model,
+        tokenizer,
+        splices=Splicing.ALWAYS,
+        anchor=anchor,
+        ticket_key=ticket_key,
+        api_key=key,
     )
 
 
