@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import _figures_serving
+from benchmarks import _figures_serving, _figures_splice
 from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, HOIST, REWRITE
 
 ROOT: Final = Path(__file__).parents[1]
@@ -109,10 +110,34 @@ def _overhead() -> str:
 def _machine(name: str) -> str:
     e = _load(name)["environment"]
     versions = e["versions"]
+    gpu = f"{e['gpu']}, " if e.get("gpu") else ""
     return (
-        f"Run on {e['date']} at commit {e['commit']}: {e['cpu']}, {e['cores']} cores, {e['system']}, "
+        f"Run on {e['date']} at commit {e['commit']}: {gpu}{e['cpu']}, {e['cores']} cores, {e['system']}, "
         f"Python {e['python']}, torch {versions['torch']}, transformers {versions['transformers']}.\n"
     )
+
+
+def _splice_figures() -> dict[str, Callable[[], str]]:
+    """The blocks of the splice benchmarks whose results are there; each runs where its hardware is."""
+    made: dict[str, Callable[[], str]] = {}
+    parts = {
+        "ttft": _figures_splice.ttft,
+        "skills": _figures_splice.skills,
+        "append": _figures_splice.append,
+        "stored": _figures_splice.stored,
+    }
+    wanted = {
+        "splice-vllm": parts,
+        "splice-transformers": {**parts, "fidelity": _figures_splice.fidelity},
+        "splice-gpu": {"ttft": _figures_splice.gpu},
+    }
+    for name, tables in wanted.items():
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        for part, table in tables.items():
+            made[f"{name}-{part}"] = partial(lambda name, table: _table(*table(_load(name))), name, table)
+        made[f"{name}-machine"] = partial(_machine, name)
+    return made
 
 
 FIGURES: Final[Mapping[str, Callable[[], str]]] = {
@@ -131,6 +156,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "serving-conversations-machine": lambda: _machine("serving-conversations"),
     "overhead": _overhead,
     "overhead-machine": lambda: _machine("overhead"),
+    **_splice_figures(),
 }
 """Name of each block to what fills it."""
 
