@@ -23,12 +23,12 @@ help: ## show this list
 venv: $(STAMP) ## build .venv with every extra
 
 # The stamp is removed first and written last: an interrupted install starts over instead of looking finished.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
 	@command -v "$(PYTHON)" >/dev/null || { echo "agentkv: no '$(PYTHON)' found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "agentkv needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % v)'
 	@if [ -f $@ ]; then rm -f $@; echo "agentkv: updating $(VENV)"; \
 	else echo "agentkv: building $(VENV); installing torch takes a few minutes"; "$(PYTHON)" -m venv --clear $(VENV); fi
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,vllm,openai,langchain,otel,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,vllm,openai,langchain,otel,dev]' -e integrations/vllm
 	@touch $@
 	@echo "agentkv: $(VENV) is ready"
 
@@ -75,6 +75,7 @@ lint: $(STAMP) ## check format, lint rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
+	$(BIN)/mypy --config-file integrations/vllm/pyproject.toml integrations/vllm/vllm_agentkv
 
 format: $(STAMP) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix-only .

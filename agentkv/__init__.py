@@ -20,7 +20,7 @@ from agentkv.profile import Profile, Restate, Wording
 from agentkv.prompt import Prompt
 from agentkv.reply import Reply, ToolCall
 from agentkv.report import SessionReport, TurnReport
-from agentkv.segments import Deletion, Document, Field, Inline, Policy, Scope, Skill, Tools
+from agentkv.segments import Deletion, Document, Field, Inline, Policy, Scope, Skill, Splicing, Tools
 from agentkv.turn import begin
 from agentkv.values import Granularity
 
@@ -46,6 +46,7 @@ __all__ = [
     "Scope",
     "SessionReport",
     "Skill",
+    "Splicing",
     "Stream",
     "ToolCall",
     "ToolResult",

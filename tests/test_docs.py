@@ -188,7 +188,9 @@ def _check_make(words: list[str]) -> str | None:
 
 
 def _check_pip(words: list[str]) -> str | None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    theirs = [folder for folder in (ROOT / "integrations").iterdir() if f"{folder.name}-agentkv" in str(words)]
+    folder = theirs[0] if theirs else ROOT
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = {
         extra.strip()
         for word in words
@@ -210,7 +212,7 @@ def check_command(words: list[str]) -> str | None:
         return _check_agentkv(words[3:]) if words[2] == "agentkv" else _check_module(words[2])
     if program == "pip":
         return _check_pip(words[1:])
-    if program in ("git", "cd"):
+    if program in ("git", "cd", "vllm"):
         return None
     return None if (ROOT / words[0]).exists() else f"there is no {words[0]}"
 

@@ -26,6 +26,7 @@ NAMES = [
     "Scope",
     "SessionReport",
     "Skill",
+    "Splicing",
     "Stream",
     "ToolCall",
     "ToolResult",

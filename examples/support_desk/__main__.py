@@ -13,11 +13,13 @@ import typer
 from rich.console import Console
 
 from agentkv.errors import AgentKVError
+from agentkv.segments import Splicing
 from benchmarks._environment import write_results
 from examples.support_desk.bot import SupportDesk
 from examples.support_desk.chat import chat
 from examples.support_desk.compare import compare
 from examples.support_desk.database import ORDER_ID, open_database, reset_database
+from examples.support_desk.skills import show_skill
 
 if TYPE_CHECKING:
     from agentkv.backends import TransformersBackend, VLLMBackend
@@ -67,18 +69,22 @@ def run(
     """Run a support desk's conversation in which the order's row changes between turns.
 
     Each turn is run three ways, each with its own prefix cache: agentkv, which says what changed; the prompt
-    rewritten with the new value; and the whole state appended to every message.
+    rewritten with the new value; and the whole state appended to every message. Then a skill is added in
+    mid-conversation, once spliced and once computed.
     """
     console = Console(soft_wrap=not sys.stdout.isatty())
     with tempfile.TemporaryDirectory() as folder:
         connection = open_database(database or Path(folder) / "desk.sqlite")
         try:
-            with closing(load(backend, model, url, tokenizer, console)) as loaded:
+            artifacts = Path(folder) / "artifacts"
+            with closing(load(backend, model, url, tokenizer, artifacts, console)) as loaded:
                 if interactive:
-                    chat(SupportDesk(loaded, connection, order), connection, order, console)
+                    desk = SupportDesk(loaded, connection, order, skills=(), splicing=Splicing.ALWAYS)
+                    chat(desk, connection, order, console)
                     return
                 reset_database(connection)
                 result = compare(loaded, connection, console)
+                result["skill"] = show_skill(loaded, connection, console)
         finally:
             connection.close()
     write_results(json_file, result, indent=1)
@@ -87,7 +93,12 @@ def run(
 
 
 def load(
-    runtime: Runtime, model: str | None, url: str, tokenizer: str | None, console: Console
+    runtime: Runtime,
+    model: str | None,
+    url: str,
+    tokenizer: str | None,
+    artifacts: Path,
+    console: Console,
 ) -> TransformersBackend | VLLMBackend:
     """Load the embedded backend, or reach the server."""
     if runtime is Runtime.VLLM:
@@ -102,7 +113,7 @@ def load(
 
     name = model or DEFAULT_MODEL
     with console.status(f"loading {name}"):
-        return TransformersBackend.from_pretrained(str(resolve(name)))
+        return TransformersBackend.from_pretrained(str(resolve(name)), artifacts=artifacts)
 
 
 def main() -> None:

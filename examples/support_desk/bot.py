@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from agentkv import AgentKVContext, Inline, Mode, Policy, SamplingOptions, Skill, mutable, mutable_fields
 from agentkv.backends.base import Backend
+from agentkv.segments import Splicing
 from examples.support_desk.database import LABELS, OrderRow, fetch_order
 from examples.support_desk.policy import POLICY, RETURNS
 
@@ -43,10 +45,21 @@ class SupportDesk:
         The shop's database.
     order_id
         The order that the case is about.
+    skills
+        What the bot knows from the first turn on; others can be added to its context.
+    splicing
+        Whether compiled skills are spliced, if the backend can.
     """
 
     def __init__(
-        self, backend: Backend, connection: sqlite3.Connection, order_id: str, mode: Mode = Mode.ON
+        self,
+        backend: Backend,
+        connection: sqlite3.Connection,
+        order_id: str,
+        mode: Mode = Mode.ON,
+        *,
+        skills: Sequence[Skill] = (Skill("returns", RETURNS),),
+        splicing: Splicing = Splicing.NEVER,
     ) -> None:
         self._connection = connection
         self._order_id = order_id
@@ -55,9 +68,10 @@ class SupportDesk:
         self._customer = Customer(row.customer_name, row.tier, row.refund_limit)
         self.context = AgentKVContext(
             backend,
-            segments=[Policy(Inline(POLICY)), Skill("returns", RETURNS), self._order, self._customer],
+            segments=[Policy(Inline(POLICY)), *skills, self._order, self._customer],
             mode=mode,
             sampling=SamplingOptions(max_tokens=ANSWER_TOKENS),
+            splicing=splicing,
         )
 
     def refresh(self) -> OrderRow:

@@ -7,12 +7,15 @@ import sqlite3
 from rich.console import Console
 from rich.table import Table
 
+from agentkv import Skill
 from agentkv.plan import describe
 from examples.support_desk.bot import SupportDesk
 from examples.support_desk.database import Column, fetch_order, update_order
+from examples.support_desk.policy import RETURNS
 
 HELP = """Type a message, or
   /set COLUMN VALUE   change the order's row, such as /set order.status delivered
+  /skill              add the returns skill, spliced if the backend can
   /row                show the row
   /report             show what the conversation cost so far
   /quit               leave"""
@@ -40,7 +43,8 @@ def chat(desk: SupportDesk, connection: sqlite3.Connection, order_id: str, conso
                 report = stream.reply.report
                 console.print(
                     f"[dim]{describe(report.plan)}; {report.cached_tokens} of {report.prompt_tokens} prompt "
-                    f"tokens cached, first token after {report.ttft_s:.2f} s[/dim]"
+                    f"tokens cached, {report.spliced_tokens} spliced, first token after "
+                    f"{report.ttft_s:.2f} s[/dim]"
                 )
 
 
@@ -63,6 +67,9 @@ def _command(
         for key, value in fetch_order(connection, order_id).fields().items():
             table.add_row(key, value)
         console.print(table)
+    elif command == "/skill":
+        desk.context.add(Skill("returns", RETURNS))
+        console.print("the bot knows the returns skill from your next message on")
     elif command == "/report":
         report = desk.context.report
         console.print(
