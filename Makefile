@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.tom
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "agentkv needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % v)'
 	@if [ -f $@ ]; then rm -f $@; echo "agentkv: updating $(VENV)"; \
 	else echo "agentkv: building $(VENV); installing torch takes a few minutes"; "$(PYTHON)" -m venv --clear $(VENV); fi
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,vllm,openai,langchain,otel,dev]' -e integrations/vllm
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[transformers,vllm,openai,langchain,otel,dev]' -e integrations/vllm -e 'integrations/langchain[agents,vllm,test]'
 	@touch $@
 	@echo "agentkv: $(VENV) is ready"
 
@@ -70,12 +70,14 @@ vllm-stop: ## end that server
 test: export AGENTKV_REQUIRE_ALL := 1
 test: $(if $(AGENTKV_TEST_VLLM),,$(VLLM_STAMP)) model ## run all tests; a skipped test is a failure
 	$(BIN)/python -m pytest $(ARGS)
+	cd integrations/langchain && ../../$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## check format, lint rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/mypy --config-file integrations/vllm/pyproject.toml integrations/vllm/vllm_agentkv
+	$(BIN)/mypy integrations/langchain/langchain_agentkv
 
 format: $(STAMP) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix-only .

@@ -188,7 +188,9 @@ def _check_make(words: list[str]) -> str | None:
 
 
 def _check_pip(words: list[str]) -> str | None:
-    theirs = [folder for folder in (ROOT / "integrations").iterdir() if f"{folder.name}-agentkv" in str(words)]
+    theirs = [
+        folder for folder in (ROOT / "integrations").iterdir() if f"{folder.name}-agentkv" in str(words)
+    ]
     folder = theirs[0] if theirs else ROOT
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = {

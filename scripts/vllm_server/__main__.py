@@ -61,6 +61,7 @@ def _start(given: argparse.Namespace) -> int:
         max_model_len=given.max_model_len,
         execution=given.execution,
         endpoints=given.endpoints,
+        connector=None if given.splice_store is None else _connector(given.splice_store),
         extra=tuple(given.extra),
         python=given.python,
         state_dir=given.state_dir,
@@ -75,6 +76,10 @@ def _start(given: argparse.Namespace) -> int:
     print("agentkv: " + ("a vLLM server runs already" if server == before else "the vLLM server is ready"))
     _describe(server)
     return 0
+
+
+def _connector(store: Path) -> dict[str, str]:
+    return {"store": str(store.expanduser().absolute()), "compile": "on"}
 
 
 def _status(given: argparse.Namespace) -> int:
@@ -168,6 +173,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         const=Endpoints.DEVELOPMENT,
         default=_DEFAULT.endpoints,
         help="offer vLLM's development endpoints too, such as /reset_prefix_cache",
+    )
+    add(
+        "--splice-store",
+        type=Path,
+        metavar="DIR",
+        help="run agentkv's KV connector, with this folder of artifacts, and let requests compile",
     )
     add(
         "--python",

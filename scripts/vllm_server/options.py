@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HOST: Final = "127.0.0.1"
@@ -65,6 +66,8 @@ class Options:
     """Longest prompt and answer together, in tokens."""
     execution: Execution = Execution.EAGER
     endpoints: Endpoints = Endpoints.SERVING
+    connector: Mapping[str, Any] | None = None
+    """Options of agentkv's KV connector, ``kv_connector_extra_config``; None runs without one."""
     extra: tuple[str, ...] = ()
     """More arguments for vLLM; they come last, so they win."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +107,19 @@ def command(options: Options, model: str, port: int) -> list[str]:
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if options.execution is Execution.EAGER:
         words.append("--enforce-eager")
+    if options.connector is not None:
+        words += ["--kv-transfer-config", json.dumps(transfer_config(options.connector))]
     return [*words, *options.extra]
+
+
+def transfer_config(connector: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``--kv-transfer-config`` of a server whose connector has these options."""
+    return {
+        "kv_connector": "SpliceConnector",
+        "kv_connector_module_path": "vllm_agentkv.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": dict(connector),
+    }
 
 
 def environment(options: Options, model: str) -> dict[str, str]:
@@ -118,6 +133,10 @@ def environment(options: Options, model: str) -> dict[str, str]:
     made["VLLM_SERVER_DEV_MODE"] = "1" if options.endpoints is Endpoints.DEVELOPMENT else "0"
     if Path(model).is_dir():
         made["HF_HUB_OFFLINE"] = "1"
+    if options.connector is not None:
+        # The checkout's own packages, whatever vLLM's environment has installed.
+        paths = [str(ROOT), str(ROOT / "integrations" / "vllm"), made.get("PYTHONPATH", "")]
+        made["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return made | dict(options.environment)
 
 
