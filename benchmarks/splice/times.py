@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from agentkv import AgentKVContext, Mode, Policy, SamplingOptions, Skill
 from agentkv.backends.base import Request, complete
+from agentkv.profile import GENERIC, Wording
 from agentkv.report import TurnReport
 from agentkv.salts import Namespace, salt
 from agentkv.segments import Segment, Splicing
@@ -26,9 +27,12 @@ PRIME: Final = "prime"
 APPEND: Final = "append"
 _ONE: Final = SamplingOptions(max_tokens=1)
 _ANSWER: Final = SamplingOptions(max_tokens=2)
-_POLICY: Final = "You answer for a mail-order shop. Be brief."
-"""Short, so that what is measured is the skill; rows say how many tokens priming computes."""
-_QUESTION: Final = "A parcel was sent twice. What do I do first?"
+_BEGINNING: Final = GENERIC.model_copy(
+    update={"wording": Wording(announcement='Of several lines "Update" the last one is true.')}
+)
+"""A prompt's beginning of a few tokens, so that what is measured is the skill. A longer one is computed once by
+every arm alike; rows say how many tokens priming computes."""
+_QUESTION: Final = "What do I do first?"
 _AGAIN: Final = "And what do I do after that?"
 _BEFORE_SEED: Final = 500
 _ADDED_SEED: Final = 501
@@ -110,8 +114,7 @@ class Times:
             self._tick()
 
     def _sample(self, part: Part, texts: Sequence[str], sample: int) -> None:
-        segments: list[Segment] = [Policy(_POLICY)]
-        segments += [Skill(f"rules {number}", text) for number, text in enumerate(texts)]
+        segments = [Skill(f"rules {number}", text) for number, text in enumerate(texts)]
         count = len(texts)
         if self._mode is Mode.ON:
             self._target.cold()
@@ -138,6 +141,7 @@ class Times:
             salt_key=key or secrets.token_bytes(32),
             sampling=_ANSWER,
             splicing=splicing,
+            profile=_BEGINNING,
         )
 
     def _timed(

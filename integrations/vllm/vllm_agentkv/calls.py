@@ -14,6 +14,8 @@ _CALLS: Final = 4096
 _OUTCOMES: Final = 256
 _ARRIVAL_S: Final = 1.0
 """A prime comes with the same HTTP call: one that is not there by now was never sent."""
+_TOGETHER_S: Final = 0.05
+"""Longest that a prime waits for the prompt it came with, so that one step computes both."""
 _HOLD_S: Final = 60.0
 """Longest that a prompt waits for primes which came and are not computed."""
 
@@ -25,6 +27,8 @@ class Call:
     began: float = field(default_factory=time.monotonic)
     arrived: set[int] = field(default_factory=set)
     """Primes that came."""
+    main: bool = False
+    """Whether the prompt that they prepare came."""
     done: set[int] = field(default_factory=set)
     """Primes whose blocks can be hit from now on, or will never be."""
     outcomes: list[Outcome] = field(default_factory=list)
@@ -38,6 +42,10 @@ class Call:
             if waited < (_HOLD_S if prime in self.arrived else _ARRIVAL_S):
                 return True
         return False
+
+    def gathers(self) -> bool:
+        """Tell whether a prime should wait for the prompt that it came with."""
+        return not self.main and time.monotonic() - self.began < _TOGETHER_S
 
     def close(self, outcome: Outcome) -> None:
         """Keep a prompt's outcome."""

@@ -76,7 +76,7 @@ class SpliceScheduler:
         job = self._jobs.get(request.request_id)
         if not isinstance(job, SpliceJob):
             return 0
-        if not self._settle(job):
+        if not self._settle(job) or (job.is_prime and self._calls.get(job.asking.call).gathers()):
             return None
         usable = self._usable(job)
         run = run_from(usable, computed, request.num_tokens - 1)
@@ -201,6 +201,8 @@ class SpliceScheduler:
             # A call's prompts share their sampling parameters; all that a prime is for is its prefix.
             request.max_tokens = 1
             self._calls.get(asking.call).arrived.add(length)
+        else:
+            self._calls.get(asking.call).main = True
         reason = refusal_of_request(request, asking, self._options, self._ticket_key)
         if reason is not None:
             job.refused = dict.fromkeys(wanted, reason)
