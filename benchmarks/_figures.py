@@ -18,7 +18,7 @@ from benchmarks._arms import AGENTKV, APPEND_STATE, ARMS, HOIST, REWRITE
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
-PAGES: Final = ("README.md", "docs/benchmarks.md")
+PAGES: Final = ("README.md", "docs/benchmarks.md", "docs/splices.md")
 _SHOWN: Final = ((10_000, 100), (100_000, 10))
 """Prompt sizes and numbers of fields whose overhead is shown for all lengths of the conversation."""
 _BLOCK: Final = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -126,9 +126,11 @@ def _splice_figures() -> dict[str, Callable[[], str]]:
         "append": _figures_splice.append,
         "stored": _figures_splice.stored,
     }
-    wanted = {
+    wanted: dict[str, dict[str, Callable[[Mapping[str, Any]], _figures_splice.Table]]] = {
+        "splice-window": {"fidelity": _figures_splice.window},
         "splice-vllm": parts,
-        "splice-transformers": {**parts, "fidelity": _figures_splice.fidelity},
+        "splice-transformers": parts,
+        "splice-fidelity": {"probes": _figures_splice.fidelity},
         "splice-gpu": {"ttft": _figures_splice.gpu},
     }
     for name, tables in wanted.items():

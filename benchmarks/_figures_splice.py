@@ -9,6 +9,7 @@ from benchmarks.gpu_splice import ARMS
 from benchmarks.gpu_splice import summed as gpu_summed
 from benchmarks.splice import tables
 from benchmarks.splice.measure import summed
+from benchmarks.splice.window import summed as window_summed
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -42,6 +43,21 @@ def stored(result: Mapping[str, Any]) -> Table:
     dtype = result["environment"].get("dtype", "–")
     return head, [
         [dtype, str(found["artifacts"]), f"{found['tokens']:,}", f"{found['bytes_per_token']:,.0f}"]
+    ]
+
+
+def window(result: Mapping[str, Any]) -> Table:
+    """Return what a splice longer than the attention window changes."""
+    head = ["way", "probes", "top-1 agreement", "KL, median", "KL, largest"]
+    return head, [
+        [
+            way,
+            str(sums["probes"]),
+            f"{sums['top1_agreement']:.1%}",
+            f"{sums['kl_median']:.4f}",
+            f"{sums['kl_max']:.3f}",
+        ]
+        for way, sums in window_summed(result["rows"]).items()
     ]
 
 

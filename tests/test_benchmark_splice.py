@@ -22,7 +22,7 @@ from agentkv.template import TemplateEncoder
 from agentkv.testing import ByteTokenizer
 from benchmarks import _figures_splice, gpu_splice
 from benchmarks.splice import __main__ as command
-from benchmarks.splice import corpus
+from benchmarks.splice import corpus, window
 from benchmarks.splice.compare import compare, names
 from benchmarks.splice.fidelity import POSITIONS, FidelityRun
 from benchmarks.splice.kvmodel import KVModel
@@ -33,6 +33,7 @@ from benchmarks.splice.suite import model_target, no_rows, run_fidelity, run_tim
 from benchmarks.splice.targets import Reads, parsed_reads
 from benchmarks.splice.thresholds import failures, promised
 from benchmarks.splice.times import APPEND, DISK_COLD, FULL, HIT, PRIME, SPLICE
+from tests.tiny_models import tiny_model as sliding_model
 
 PROBES = ProbePlan(skills=1, prefixes=2, questions=2, seams=(0, 16), anchorings=tuple(Anchoring))
 TINY = Plan(
@@ -498,3 +499,11 @@ def test_the_gpu_script_runs_on_a_tiny_shape() -> None:
     assert {len(row) for row in table} == {len(head)}
     damaged = [row | {"spliced_tokens": 0} for row in rows]
     assert len(gpu_splice.failures(damaged, timed=False)) == 2 * 2 * 2
+
+
+def test_a_chunk_longer_than_the_window_is_exact_behind_its_own_beginning() -> None:
+    """On sliding layers too; compiled elsewhere it differs, and not turned it differs more."""
+    model = KVModel(sliding_model("gemma3_sliding"), ByteTokenizer())
+    sums = window.summed(list(window.rows(model, window.cases(model, 1, 1, 1))))
+    same, spliced, control = (values["kl_max"] for values in sums.values())
+    assert same < 1e-5 < spliced < control

@@ -175,7 +175,8 @@ class Connector:
         Where nothing was sent along and all was cached as expected, nothing was loaded and nothing is asked.
         """
         usage = completion.usage
-        if not call.primes and completion.counted and usage.cached_tokens >= request.expected_cached_tokens:
+        as_expected = usage.cached_tokens == request.expected_cached_tokens
+        if not call.primes and completion.counted and as_expected:
             return completion
         try:
             asked = self._asked(Ask(call=call.name))

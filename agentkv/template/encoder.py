@@ -140,7 +140,7 @@ class TemplateEncoder:
         return self._pieces.encode([Piece(text, is_data=True)], continues=True)
 
     def chunk(self, text: str) -> list[int]:
-        """Encode a text that is compiled on its own, as `assistant`; remembered, since it is asked each turn."""
+        """Encode a text that is compiled on its own, as `assistant`; remembered for later turns."""
         ids = self._chunks.get(text)
         if ids is None:
             ids = self.assistant(text)

@@ -30,8 +30,9 @@ _ANSWER: Final = SamplingOptions(max_tokens=2)
 _BEGINNING: Final = GENERIC.model_copy(
     update={"wording": Wording(announcement='Of several lines "Update" the last one is true.')}
 )
-"""A prompt's beginning of a few tokens, so that what is measured is the skill. A longer one is computed once by
-every arm alike; rows say how many tokens priming computes."""
+"""A prompt's beginning of a few tokens, so that what is measured is the skill.
+
+A longer one is computed by every arm alike; rows say how many tokens priming computes."""
 _QUESTION: Final = "What do I do first?"
 _AGAIN: Final = "And what do I do after that?"
 _BEFORE_SEED: Final = 500

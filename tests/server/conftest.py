@@ -102,7 +102,7 @@ def splice_server(
         model=str(request.getfixturevalue("small_model_dir")),
         dtype=DType.FLOAT32,
         kv_gib=1,
-        max_model_len=2048,
+        max_model_len=4096,
         endpoints=Endpoints.DEVELOPMENT,
         connector={"store": str(folder), "compile": "on"},
         state_dir=tmp_path_factory.mktemp("vllm-splice"),

@@ -329,7 +329,9 @@ def test_a_chat_completion_can_splice(splice_server: SpliceServer, desk: Desk) -
 def test_exact_requests_beside_spliced_ones_are_those_of_a_server_without_the_connector(
     splice_server: SpliceServer, exact_server: Server, desk: Desk
 ) -> None:
-    """Sixteen at once, half of them spliced: each exact answer has the tokens of the plain server."""
+    """Sixteen at once, half of them spliced: each exact answer has the tokens of the plain server, and each
+    spliced one those that it has alone.
+    """
     question = " Question: what is the code of the returns desk? Answer: The code is"
     exact = [desk.one(question)[0] for _ in range(8)]
     with_splices = [desk.one(question) for _ in range(8)]
@@ -338,7 +340,10 @@ def test_exact_requests_beside_spliced_ones_are_those_of_a_server_without_the_co
         one_kind = [threads.submit(complete, server, prompt, salt=fresh()) for prompt in exact]
         other_kind = [threads.submit(spliced, server, prompt, [placed]) for prompt, placed in with_splices]
         answers = [future.result().last for future in one_kind]
-        assert all(future.result()[1].loaded for future in other_kind)
+        beside = [future.result() for future in other_kind]
+    assert all(outcome.loaded for _, outcome in beside)
+    alone = [spliced(server, prompt, [placed])[0] for prompt, placed in with_splices]
+    assert [said.last for said, _ in beside] == [said.last for said in alone]
     assert answers == [complete(exact_server, prompt).last for prompt in exact]
 
 

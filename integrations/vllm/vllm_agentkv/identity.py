@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_OTHER_ORDER = ("llama4", "deepseek")
+"""Families whose key numbers vLLM keeps in another order than transformers, by which `RopeSpec` goes."""
 
 
 def identity_of(config: ModelConfig) -> ModelIdentity:
@@ -55,7 +57,14 @@ def rope_of(config: ModelConfig) -> RopeSpec:
     CapabilityError
         They cannot be spliced.
     """
-    return RopeSpec.of(config.hf_text_config.to_dict())
+    text = config.hf_text_config.to_dict()
+    family = str(text.get("model_type", ""))
+    if family.startswith(_OTHER_ORDER):
+        raise CapabilityError(
+            f"models of type {family} cannot be spliced: vLLM keeps the rotary numbers of a key in another "
+            "order than the one that artifacts are turned in"
+        )
+    return RopeSpec.of(text)
 
 
 def _dtype(torch_name: str) -> Literal["float32", "bfloat16", "float16"]:
