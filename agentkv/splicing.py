@@ -132,6 +132,7 @@ def lay_out(
     costs: Costs,
     *,
     block: int,
+    cached: int,
     new: Container[str],
 ) -> Layout:
     """Find where the chunks stand that have an artifact.
@@ -147,6 +148,9 @@ def lay_out(
         How each declared segment is to be spliced; segments that are gone still stand in the prompt.
     block
         Tokens of a block of the prefix cache: a splice begins at a boundary.
+    cached
+        Tokens that the cache is predicted to hold. Of a chunk whose whole blocks are among them, those of the
+        last, incomplete block are computed like all that follows.
     new
         Keys of segments that the model is told in this turn.
     """
@@ -168,6 +172,8 @@ def lay_out(
         for at, stop in found:
             start = _boundary(at + shelf.seam, block)
             end = min(stop, len(ids) - 1)
+            if end // block * block <= cached:
+                end = end // block * block
             pays = wanted is Splicing.ALWAYS or costs.splice_pays(end - start)
             if end - start >= _LEAST and pays:
                 placed.append(Placed(key, SpliceSpec(name, start, end, start - at)))

@@ -252,7 +252,7 @@ class _Maker:
         common = 0 if before is None else ids.common_prefix(before)
         block = self.traits.capabilities.block_size
         cached = predict_cached(common, ledger.computed, len(ids), block)
-        layout = self._laid_out(ledger, entries, ids, encoder)
+        layout = self._laid_out(ledger, entries, ids, encoder, cached)
         return PendingTurn(
             ledger=ledger,
             entries=entries,
@@ -275,6 +275,7 @@ class _Maker:
         entries: Sequence[LedgerEntry],
         ids: TokenIds,
         encoder: TemplateEncoder,
+        cached: int,
     ) -> Layout:
         if self.shelf is None or not self.traits.capabilities.known_ids:
             return Layout()
@@ -290,6 +291,7 @@ class _Maker:
             encoder,
             self.costs,
             block=self.traits.capabilities.block_size,
+            cached=cached,
             new={key for key, _ in told_texts(entries)},
         )
 

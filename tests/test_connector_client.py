@@ -146,7 +146,7 @@ def test_what_was_evicted_between_turns_is_spliced_again(server: StubConnectorSe
             first = ctx.ask("May I return it?").report
             server.evict()
             report = ctx.ask("And the box?").report
-    assert report.spliced_tokens == first.spliced_tokens
+    assert 0 <= first.spliced_tokens - report.spliced_tokens < server.block_size
     assert report.cached_tokens == 0
     assert report.miss is not None
 

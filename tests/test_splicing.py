@@ -118,6 +118,16 @@ def test_a_skill_that_the_cache_holds_is_not_planned_and_still_named_to_the_back
     assert second.layout.placed == first.layout.placed
 
 
+def test_the_last_incomplete_block_of_a_cached_chunk_is_not_loaded_again() -> None:
+    """Its whole blocks are cached, and the few tokens behind them are computed with all that follows."""
+    prompt = Prompt.of([Policy("Be brief."), SKILL])
+    first = started(prompt, block=32)
+    ledger, _ = finish(first, answered(first))
+    second = started(prompt, ledger, block=32)
+    assert second.plan == ()
+    assert all(item.splice.stop % 32 == 0 for item in second.layout.placed)
+
+
 def test_separated_skills_are_each_primed() -> None:
     """Two runs, two primes, in the order of the prompt."""
     pending = started(Prompt.of([Policy("Be brief."), SKILL, OTHER_SKILL]))

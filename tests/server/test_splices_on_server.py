@@ -43,8 +43,8 @@ def test_a_skill_of_the_first_prompt_is_spliced_as_predicted(backend: VLLMBacken
         second = ctx.ask("And who inspects shoes?").report
     assert first.spliced_tokens == first.predicted_spliced_tokens > 64
     assert first.cached_tokens + first.spliced_tokens + first.computed_tokens == first.prompt_tokens
-    assert second.cached_tokens >= second.predicted_cached_tokens
-    assert second.refused == ()
+    assert (second.cached_tokens, second.spliced_tokens) == (second.predicted_cached_tokens, 0)
+    assert (second.plan, second.refused) == ((), ())
 
 
 def test_a_skill_added_later_costs_less_than_a_block_of_what_was_cached(
@@ -86,7 +86,7 @@ def test_what_is_evicted_between_turns_is_spliced_again(
             assert answer.status == 200
         second = ctx.ask("And who inspects shoes?").report
     assert second.cached_tokens == 0
-    assert second.spliced_tokens == first.spliced_tokens
+    assert 0 <= first.spliced_tokens - second.spliced_tokens < backend.capabilities.block_size
     assert second.miss is not None
 
 
