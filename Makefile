@@ -77,7 +77,7 @@ lint: $(STAMP) ## check format, lint rules and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/mypy --config-file integrations/vllm/pyproject.toml integrations/vllm/vllm_agentkv
-	$(BIN)/mypy integrations/langchain/langchain_agentkv
+	cd integrations/langchain && ../../$(BIN)/mypy --config-file ../../pyproject.toml langchain_agentkv
 
 format: $(STAMP) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix-only .

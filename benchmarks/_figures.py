@@ -21,6 +21,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 PAGES: Final = ("README.md", "docs/benchmarks.md", "docs/splices.md")
 _SHOWN: Final = ((10_000, 100), (100_000, 10))
 """Prompt sizes and numbers of fields whose overhead is shown for all lengths of the conversation."""
+_Part = Callable[[Mapping[str, Any]], _figures_splice.Table]
 _BLOCK: Final = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -120,13 +121,13 @@ def _machine(name: str) -> str:
 def _splice_figures() -> dict[str, Callable[[], str]]:
     """The blocks of the splice benchmarks whose results are there; each runs where its hardware is."""
     made: dict[str, Callable[[], str]] = {}
-    parts = {
+    parts: dict[str, _Part] = {
         "ttft": _figures_splice.ttft,
         "skills": _figures_splice.skills,
         "append": _figures_splice.append,
         "stored": _figures_splice.stored,
     }
-    wanted: dict[str, dict[str, Callable[[Mapping[str, Any]], _figures_splice.Table]]] = {
+    wanted: dict[str, dict[str, _Part]] = {
         "splice-window": {"fidelity": _figures_splice.window},
         "splice-vllm": parts,
         "splice-transformers": parts,
