@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
@@ -10,7 +11,7 @@ from agentkv.backends.base import Backend, SamplingOptions
 from agentkv.conversation import Conversation
 from agentkv.costs import Costs
 from agentkv.entries import RebaseReason
-from agentkv.errors import ConfigurationError, SegmentError
+from agentkv.errors import ConfigurationError, MissingDependencyError, SegmentError
 from agentkv.inputs import Input, UserMessage
 from agentkv.ledger import Ledger
 from agentkv.options import ContextOptions, effective_mode
@@ -318,10 +319,62 @@ class ContextSurface:
         child._conversation.add(segments)
         return child
 
+    def wrap(self, model: Any = None, **options: Any) -> Any:
+        """Return a LangChain chat model that tells what changes in this context, for any Runnable or graph.
+
+        It has the context's segments, fields, profile, mode and tenant, read anew at every call. Ledgers are
+        kept for each ``thread_id``; the context's own conversation is left alone, and need not be open.
+
+        Parameters
+        ----------
+        model
+            A chat model; None takes this context's backend.
+        options
+            Further arguments of ``langchain_agentkv.wrap``, such as ``ledger_store``.
+
+        Raises
+        ------
+        MissingDependencyError
+            langchain-agentkv is not installed.
+        ConfigurationError
+            It is no chat model, such as a compiled graph, or the context declares tools: they belong to the
+            model.
+        CapabilityError
+            The context has a tenant, and the model cannot keep tenants apart.
+        """
+        return _langchain().wrap_model(self._conversation, model, **options)
+
+    def create_agent(self, model: Any = None, tools: Sequence[Any] | None = None, **agent: Any) -> Any:
+        """Return a LangChain agent that tells what changes in this context.
+
+        Parameters
+        ----------
+        model
+            A chat model or its name; None takes this context's backend.
+        tools, agent
+            As of ``langchain.agents.create_agent``; agentkv's middleware comes last. ``fields=`` adds fields
+            of LangChain's own sources, such as the graph's state.
+
+        Errors are those of `wrap`.
+        """
+        return _langchain().create_context_agent(self._conversation, model, tools, **agent)
+
     def _of(self, conversation: Conversation) -> Self:
         made = self.__class__.__new__(self.__class__)
         made._conversation = conversation
         return made
+
+
+def _langchain() -> Any:
+    try:
+        return importlib.import_module("langchain_agentkv.contexts")
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"LangChain models and agents need langchain-agentkv ({error}): "
+            "pip install 'langchain-agentkv[agents]'"
+        ) from error
 
 
 def _deletion(deletion: Deletion | str | None) -> Deletion | None:

@@ -80,7 +80,8 @@ class ToolSpec:
 
 
 def _langchain_schema(tool: Any) -> object:
-    schema = tool.args_schema
+    # What LangChain itself puts in when the tool runs is none of the model's arguments.
+    schema = getattr(tool, "tool_call_schema", tool.args_schema)
     if isinstance(schema, Mapping):
         return schema
     if schema is not None and hasattr(schema, "model_json_schema"):

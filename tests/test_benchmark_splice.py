@@ -297,7 +297,8 @@ def test_a_chunk_compiled_behind_the_prompts_own_beginning_is_exact(
     assert rows
     assert max(value for row in rows for value in row["kl"]) < 1e-6
     assert all(all(row["top1"]) for row in rows)
-    assert all(row["spliced_names_fact"] == row["reference_names_fact"] for row in rows)
+    assert all(row["spliced_names_fact"] in (None, row["reference_names_fact"]) for row in rows)
+    assert any(row["spliced_names_fact"] is not None for row in rows)
 
 
 def test_switched_off_the_probes_show_nothing(model: Any) -> None:

@@ -208,7 +208,7 @@ def test_what_the_backend_computed_instead_is_reported_by_segment() -> None:
 
 
 def test_edges_that_merge_with_their_surroundings_are_computed() -> None:
-    """Up to EDGE other tokens at either end; more of them, and it is another text."""
+    """Up to EDGE other tokens at either end; more of them, and it is another text (K30)."""
     chunk = list(range(100, 160))
     words = TokenIds([1, 2, *chunk[EDGE:-2], 7, 8]).tobytes()
     (found,) = occurrences(words, chunk)

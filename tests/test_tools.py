@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.tools import InjectedToolArg
 from langchain_core.tools import tool as langchain_tool
 from pydantic import Field as PydanticField
 
@@ -51,6 +52,17 @@ def test_langchain_tool_is_read() -> None:
     assert spec.name == "lookup"
     assert "Look an order up" in spec.description
     assert "number" in json.loads(spec.parameters_json)["properties"]
+
+
+def test_injected_arguments_are_not_the_models() -> None:
+    """What LangChain puts in when a tool runs is no part of its schema."""
+
+    @langchain_tool
+    def cancel(number: str, state: Annotated[dict[str, Any], InjectedToolArg]) -> str:
+        """Cancel an order."""
+        return number
+
+    assert list(json.loads(ToolSpec.of(cancel).parameters_json)["properties"]) == ["number"]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def variant(rows: Sequence[Row], anchoring: str, seam: int, *, rotated: bool = T
         "probes": len(found),
         "positions": len(top1),
         "reference_names_fact": sum(row["reference_names_fact"] for row in found),
-        "spliced_names_fact": sum(row["spliced_names_fact"] for row in found),
+        "spliced_names_fact": _counted([row["spliced_names_fact"] for row in found]),
     }
 
 
@@ -139,3 +139,8 @@ def _short(found: Mapping[str, Any] | None, *, named: bool) -> dict[str, Any] | 
         return None
     columns = (("anchor", "seam") if named else ()) + ("top1_agreement", "kl_median")
     return {column: found[column] for column in columns}
+
+
+def _counted(named: Sequence[bool | None]) -> int | None:
+    """Count the answers that name a fact; None where none was read."""
+    return None if None in named else sum(map(bool, named))

@@ -71,7 +71,9 @@ def fidelity(result: Mapping[str, Any]) -> Columns:
             f"{found['kl_p99']:.3f}",
             f"{found['greedy16_agreement']:.1%}",
             f"{found['cosine_median']:.5f}",
-            f"{found['spliced_names_fact']} ({found['reference_names_fact']})",
+            "–"
+            if found["spliced_names_fact"] is None
+            else f"{found['spliced_names_fact']} ({found['reference_names_fact']})",
             str(found["probes"]),
         ]
         for found in _variants(result)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_agentkv._version import __version__
 from langchain_agentkv.callbacks import AgentKVCallbackHandler, Session
+from langchain_agentkv.chat_model import ChatAgentKV
 from langchain_agentkv.fields import (
     FieldSource,
     Refresh,
@@ -22,7 +23,7 @@ from langchain_agentkv.wrapping import AgentKVChatModel, wrap
 
 if TYPE_CHECKING:
     from langchain_agentkv.agents import create_agent
-    from langchain_agentkv.chat_model import ChatAgentKV
+    from langchain_agentkv.chat_vllm import ChatVLLM
     from langchain_agentkv.middleware import AgentKVMiddleware
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "AgentKVChatModel",
     "AgentKVMiddleware",
     "ChatAgentKV",
+    "ChatVLLM",
     "FieldSource",
     "GraphLedgerStore",
     "LedgerStore",
@@ -50,7 +52,7 @@ __all__ = [
 
 _LAZY = {
     "AgentKVMiddleware": "langchain_agentkv.middleware",
-    "ChatAgentKV": "langchain_agentkv.chat_model",
+    "ChatVLLM": "langchain_agentkv.chat_vllm",
     "create_agent": "langchain_agentkv.agents",
 }
 """Names whose modules need more than LangChain's core."""

@@ -28,6 +28,8 @@ class Session:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Of the calls whose provider reports them."""
+    predicted_cached_tokens: int = 0
+    """Of token-exact models."""
     generated_tokens: int = 0
     new_tokens_estimated: int = 0
     would_have_new_tokens_estimated: int = 0
@@ -63,6 +65,7 @@ class Session:
 _SUMMED = (
     "prompt_tokens",
     "cached_tokens",
+    "predicted_cached_tokens",
     "generated_tokens",
     "new_tokens_estimated",
     "would_have_new_tokens_estimated",

@@ -1,174 +1,164 @@
-"""A chat model on a vLLM server, which keeps what the model wrote so that its prefix cache hits."""
+"""A chat model over any backend that takes token ids: nothing sent or generated is tokenised again."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal, Self
 
-from agentkv.backends.plain import PlainTokenizer
-from agentkv.errors import ConfigurationError, MissingDependencyError
-from agentkv.salts import Namespace, salt
-from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.output_parsers import PydanticOutputParser
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, Field, SecretBytes, model_validator
-from pydantic.v1 import BaseModel as BaseModelV1
-
-from langchain_agentkv.replay import (
-    CALLS,
-    REASONING,
-    demoted,
-    raw_calls,
-    reasoning_of,
-    wire_message,
-    without_odd_calls,
+from agentkv.backends.base import (
+    AsyncBackend,
+    Backend,
+    Completion,
+    Delta,
+    Event,
+    Request,
+    SamplingOptions,
+    SpliceSpec,
 )
-from langchain_agentkv.structured import parsed_by, structured_arguments
+from agentkv.errors import BackendError, ConfigurationError
+from agentkv.options import sampling_of
+from agentkv.salts import Namespace, process_key
+from agentkv.segments import Splicing
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config, run_in_executor
+from pydantic import ConfigDict, Field, SecretBytes
 
-try:
-    from langchain_openai.chat_models.base import BaseChatOpenAI
-except ImportError as error:
-    raise MissingDependencyError(
-        f"ChatAgentKV needs langchain-openai ({error}): pip install 'langchain-agentkv[vllm]'"
-    ) from error
+from langchain_agentkv.answering import Pieces, Reading, message_of, repaired
+from langchain_agentkv.constraining import held
+from langchain_agentkv.exact import SETTINGS_KEY, TokenExact, tool_schemas
+from langchain_agentkv.stamps import Stamp, salt_check, short
 
-_KEY = "VLLM_API_KEY"
-"""Environment variable with the server's key; OpenAI's own key is never sent to another server."""
-_NO_KEY = "EMPTY"
-_IDS = "token_ids"
+_THREAD: Final = "agentkv_thread"
+_UNUSED: Final = frozenset({"strict", "parallel_tool_calls", "stream", "ls_structured_output_format"})
+"""Arguments that LangChain passes to any model, and that change no answer here."""
 
 
-class ChatAgentKV(BaseChatOpenAI):
-    """A model on a vLLM server, by its chat endpoint.
+class ChatAgentKV(BaseChatModel):
+    """A model that is sent token ids: embedded in this process, or on a vLLM server.
 
-    What the model wrote is sent again as it wrote it: contents in one form, thoughts, and the arguments of
-    tool calls byte for byte. ``usage_metadata["input_token_details"]["cache_read"]`` holds the cached tokens
-    (the server needs ``--enable-prompt-tokens-details``), ``response_metadata["token_ids"]`` those that were
-    generated. Works with `AgentKVMiddleware`, `wrap`, and alone.
+    Each answer keeps its ids in its response metadata, and the next prompt goes on from them. So a prompt
+    begins with the ids of the one before it, whoever kept the messages meanwhile. With `AgentKVMiddleware` or
+    `wrap` the reports also say how many tokens were predicted to be cached, and compiled skills and documents
+    are spliced where the backend can.
+
+    `ChatVLLM` is its counterpart for servers that take messages only.
+
+    Parameters
+    ----------
+    backend
+        Any backend of agentkv that takes token ids. None makes a `VLLMBackend` of `base_url` and `model`.
+
+    Raises
+    ------
+    ConfigurationError
+        There is neither a backend nor an address, or an option is out of range.
 
     ::
 
+        model = ChatAgentKV(backend=TransformersBackend.from_pretrained("smollm2-135m"))
         model = ChatAgentKV(model="Qwen/Qwen3-8B", base_url="http://127.0.0.1:8000")
     """
 
-    stream_usage: bool | None = True
-    """Whether streams report their tokens."""
-    use_responses_api: bool | None = False
-    cache_salt: str | None = None
-    """Partition of the server's prefix cache; requests of different salts never share KV. None derives it
-    from `tenant` where there is a `salt_key`, else sends none."""
+    model_config = ConfigDict(arbitrary_types_allowed=True, ignored_types=(cached_property,))
+
+    backend: Any = Field(default=None, exclude=True, repr=False)
+    model: str | None = None
+    """The model's name on the server; for a backend in this process, what it is called in traces."""
+    base_url: str | None = None
+    """Address of a vLLM server, where no backend is given."""
     tenant: str = "default"
-    """Whose conversations these are."""
+    """Whose conversations these are; prefix caches are never shared between tenants."""
     salt_key: SecretBytes | None = None
-    """Secret of at least 16 bytes that salts are made with."""
-    chat_template_kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Secret of at least 16 bytes that salts are made with; None makes one that this process keeps."""
+    splicing: Splicing = Splicing.AUTO
+    """Whether compiled skills and documents are spliced, where they do not say it themselves."""
+    template_arguments: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as ``{"enable_thinking": False}``."""
-    priority: int | None = None
-    """Scheduling priority, lower is sooner; the server needs ``--scheduling-policy priority``."""
-    return_token_ids: bool = True
-    """Whether to ask for the ids that were generated."""
+    max_tokens: int = 512
+    """Most tokens of an answer."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | None = None
+    constrain: Literal["auto", "always", "never"] = "auto"
+    """Whether calls are held to the tools' schemas where this process runs the model: ``"auto"`` if
+    llguidance is installed, ``"always"`` requires it. Servers hold calls to schemas by themselves where one
+    is required."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _for_vllm(cls, values: Any) -> Any:
-        """Set what differs from OpenAI's own server: its address and its key."""
-        if not isinstance(values, dict):
-            return values
-        made = dict(values)
-        if not any(made.get(name) for name in ("api_key", "openai_api_key")):
-            made["api_key"] = os.environ.get(_KEY) or _NO_KEY
-        name = "openai_api_base" if made.get("openai_api_base") else "base_url"
-        url = str(made.get(name) or "http://127.0.0.1:8000").rstrip("/")
-        made[name] = url if url.endswith("/v1") else f"{url}/v1"
-        return made
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Here and not in a validator, where pydantic would make another error of ours.
+        if self.backend is None:
+            if self.base_url is None:
+                raise ConfigurationError(
+                    "ChatAgentKV has no backend: give backend=TransformersBackend(...), or the base_url of a "
+                    "vLLM server"
+                )
+            from agentkv.backends import VLLMBackend
 
-    @model_validator(mode="after")
-    def _salted(self) -> Self:
-        """Make the salt of the tenant."""
-        if self.cache_salt is None and self.salt_key is not None:
-            key = self.salt_key.get_secret_value()
-            self.cache_salt = salt(key, tenant=self.tenant, namespace=Namespace.EXACT)
-        if self.cache_salt == "":
-            raise ConfigurationError("cache_salt is empty, which servers refuse: give a text or None")
-        return self
+            self.backend = VLLMBackend(self.base_url, self.model)
+        # Not by its protocol: that would ask a server for what it can do.
+        if isinstance(self.backend, type) or not hasattr(self.backend, "stream"):
+            raise ConfigurationError(f"{self.backend!r} is no backend; give an instance of one")
+        self._sampling()
+        self.token_exact.salt()
+
+    @cached_property
+    def token_exact(self) -> TokenExact:
+        """How the model is sent token ids."""
+        key = process_key() if self.salt_key is None else self.salt_key.get_secret_value()
+        arguments = dict(self.template_arguments)
+        return TokenExact(self.backend, self.tenant, key, self.splicing, arguments, self.max_tokens)
+
+    def for_tenant(self, tenant: str, salt_key: bytes) -> Self:
+        """Return the same model for another tenant, whose conversations never share KV with this one's."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, "tenant": tenant, "salt_key": SecretBytes(salt_key)})
 
     @property
     def _llm_type(self) -> str:
-        return "agentkv-vllm"
+        return "agentkv"
 
     @property
-    def lc_secrets(self) -> dict[str, str]:
-        """Secrets that are never serialised, and where they come from."""
-        return {"openai_api_key": _KEY}
+    def _identifying_params(self) -> Mapping[str, Any]:
+        name = type(self.backend).__name__
+        return {"model": self.model, "backend": name, "tenant": self.tenant, **self._options()}
 
-    def _resolve_model_profile(self) -> Any:
-        # OpenAI's list says nothing of models that vLLM serves.
-        return None
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = "agentkv"
+        params["ls_model_name"] = kwargs.get("model") or self.model or type(self.backend).__name__
+        return params
 
-    def _get_request_payload(
-        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        own = kwargs.pop("extra_body", None)
-        messages = self._convert_input(input_).to_messages()
-        payload: dict[str, Any] = super()._get_request_payload(messages, stop=stop, **kwargs)
-        wires = payload.get("messages", ())
-        payload["messages"] = [wire_message(m, wire) for m, wire in zip(messages, wires, strict=True)]
-        payload["extra_body"] = self._extra_body(own)
-        return payload
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Bind functions that the model may call.
 
-    def _extra_body(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return vLLM's own parameters: the model's, then the instance's, then the call's."""
-        ours = {
-            "cache_salt": self.cache_salt,
-            "priority": self.priority,
-            "return_token_ids": self.return_token_ids or None,
-            "chat_template_kwargs": dict(self.chat_template_kwargs) or None,
-        }
-        made: dict[str, Any] = {key: value for key, value in ours.items() if value is not None}
-        for given in (self.extra_body or {}, own or {}):
-            template = {**made.get("chat_template_kwargs", {}), **given.get("chat_template_kwargs", {})}
-            made = {**made, **given, **({"chat_template_kwargs": template} if template else {})}
-        return made
+        Parameters
+        ----------
+        tools
+            Functions, LangChain tools, pydantic classes or schemas.
+        tool_choice
+            ``"auto"``, ``"none"``, ``"any"`` or ``"required"``, True, or the name of a tool.
 
-    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
-        told = response if isinstance(response, dict) else _dumped(response)
-        choices = told.get("choices") or []
-        kept = [_message(choice) for choice in choices]
-        split = [without_odd_calls(message.get("tool_calls") or ()) for message in kept]
-        plain = [
-            {**choice, "message": {**message, "tool_calls": good or None}}
-            for choice, message, (good, _) in zip(choices, kept, split, strict=True)
-        ]
-        result = super()._create_chat_result({**told, "choices": plain} if choices else told, generation_info)
-        for made, choice, message, (_, bad) in zip(result.generations, choices, kept, split, strict=False):
-            answer = made.message
-            if isinstance(answer, AIMessage):
-                answer.invalid_tool_calls = [*answer.invalid_tool_calls, *bad]
-                answer.additional_kwargs.update(_kept(message))
-                if choice.get(_IDS):
-                    answer.response_metadata[_IDS] = list(choice[_IDS])
-        _with_parsed(result, response)
-        return result
-
-    def _convert_chunk_to_generation_chunk(
-        self,
-        chunk: dict[str, Any],
-        default_chunk_class: type,
-        base_generation_info: dict[str, Any] | None,
-    ) -> ChatGenerationChunk | None:
-        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
-        choices = chunk.get("choices") or (chunk.get("chunk") or {}).get("choices") or ()
-        if made is None or not choices or not isinstance(made.message, AIMessageChunk):
-            return made
-        made.message.additional_kwargs.update(_kept(choices[0].get("delta") or {}))
-        ids = choices[0].get(_IDS)
-        if ids:
-            made.message.response_metadata[_IDS] = list(ids)
-        return made
+        Raises
+        ------
+        ConfigurationError
+            A tool is none that can be called here, or the choice names none of them.
+        """
+        schemas = tool_schemas(tools)
+        choice = _choice(tool_choice, [schema["function"]["name"] for schema in schemas])
+        more = {} if choice is None else {"tool_choice": choice}
+        return self.bind(tools=list(schemas), **more, **kwargs)
 
     def invoke(
         self,
@@ -178,8 +168,8 @@ class ChatAgentKV(BaseChatOpenAI):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        """Answer; calls whose arguments are no JSON object are invalid calls, streamed or not."""
-        return demoted(super().invoke(input, config, stop=stop, **kwargs))
+        """Answer; the KV is kept for the configuration's ``thread_id``."""
+        return repaired(super().invoke(input, config, stop=stop, **_with_thread(config, kwargs)))
 
     async def ainvoke(
         self,
@@ -190,74 +180,186 @@ class ChatAgentKV(BaseChatOpenAI):
         **kwargs: Any,
     ) -> AIMessage:
         """As `invoke`."""
-        return demoted(await super().ainvoke(input, config, stop=stop, **kwargs))
+        return repaired(await super().ainvoke(input, config, stop=stop, **_with_thread(config, kwargs)))
 
-    def with_structured_output(
+    def _generate(
         self,
-        schema: Any = None,
-        *,
-        method: Literal["function_calling", "json_mode", "json_schema"] = "json_schema",
-        include_raw: bool = False,
-        strict: bool | None = None,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """Return a model whose answers have a schema; by default vLLM's grammar holds it to it.
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        return _result(message_of(_completion(call.backend.stream(call.request)), call.reading))
 
-        Arguments as of ``langchain_openai.ChatOpenAI.with_structured_output``.
-        """
-        if method == "json_schema" and isinstance(schema, type):
-            if issubclass(schema, BaseModel):
-                model = self.bind(**structured_arguments(schema, strict=strict), **kwargs)
-                return parsed_by(PydanticOutputParser(pydantic_object=schema), model, include_raw=include_raw)
-            if issubclass(schema, BaseModelV1):
-                # Its JSON schema is of an older draft, which grammars do not know.
-                method = "function_calling"
-        return super().with_structured_output(
-            schema, method=method, include_raw=include_raw, strict=strict, **kwargs
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = await run_in_executor(None, self._call, messages, stop, kwargs)
+        if isinstance(call.backend, AsyncBackend):
+            async for event in call.backend.astream(call.request):
+                if isinstance(event, Completion):
+                    return _result(message_of(event, call.reading))
+            raise _unfinished()
+        completion = await run_in_executor(None, lambda: _completion(call.backend.stream(call.request)))
+        return _result(message_of(completion, call.reading))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs)
+        pieces = Pieces(call.reading)
+        for event in call.backend.stream(call.request):
+            chunk = _chunk(pieces, event)
+            if chunk is not None:
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+            if isinstance(event, Completion):
+                return
+        raise _unfinished()
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = await run_in_executor(None, self._call, messages, stop, kwargs)
+        pieces = Pieces(call.reading)
+        async for event in _events(call):
+            chunk = _chunk(pieces, event)
+            if chunk is not None:
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+            if isinstance(event, Completion):
+                return
+        raise _unfinished()
+
+    def _call(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, given: Mapping[str, Any]
+    ) -> _Call:
+        """Return what to ask of the backend."""
+        kwargs = {key: value for key, value in given.items() if key not in _UNUSED}
+        thread = kwargs.pop(_THREAD, None)
+        settings = kwargs.pop(SETTINGS_KEY, {})
+        tools = tool_schemas(kwargs.pop("tools", ()))
+        if stop:
+            kwargs["stop"] = tuple(stop)
+        options = sampling_of(self._sampling(), {k: v for k, v in kwargs.items() if v is not None})
+        exact = self.token_exact
+        written = exact.write(messages, tools)
+        salt = exact.salt(Namespace(settings.get("namespace", "exact")), settings.get("generation", 0))
+        known = [*tools, *settings.get("added", ())]
+        named = [tool["function"]["name"] for tool in known]
+        request = Request(
+            ids=written.ids,
+            conversation=_conversation(settings.get("thread") or thread or _thread(None), messages),
+            salt=salt,
+            options=options,
+            tools=tuple(known),
+            rendered_tools=tools,
+            template_arguments=exact.template_arguments,
+            expected_cached_tokens=settings.get("expected_cached_tokens", 0),
+            tenant=self.tenant,
+            splices=tuple(SpliceSpec(**splice) for splice in settings.get("splices", ())),
         )
+        reading = Reading(
+            turn=1 + sum(isinstance(message, AIMessage) for message in messages),
+            tools=named if named and options.tool_choice != "none" else None,
+            stamp=Stamp((), short(exact.tokenizer.fingerprint), "", salt_check(salt), written.day),
+            name=self._name(),
+        )
+        backend, request = held(self.backend, request, self.constrain)
+        return _Call(backend, request, reading)
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Return estimated token ids: good for counting, known to no model."""
-        return PlainTokenizer().encode(text)
+    def _name(self) -> str:
+        served = getattr(self.backend, "model", None)
+        name = self.model or (served if isinstance(served, str) else self.backend.capabilities.name)
+        return str(name)
 
-    def get_num_tokens_from_messages(
-        self,
-        messages: Sequence[BaseMessage],
-        tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | Any] | None = None,
-        **kwargs: Any,
-    ) -> int:
-        """Estimate the tokens of a prompt, without a download; see `agentkv.backends.plain`."""
-        tokenizer = PlainTokenizer()
-        payload = self._get_request_payload(list(messages))
-        texts = [f"{message['role']}\n{message['content']}" for message in payload["messages"]]
-        texts += [str(convert_to_openai_tool(tool)) for tool in tools or ()]
-        return sum(len(tokenizer.encode(text)) + 4 for text in texts)
+    def _options(self) -> dict[str, Any]:
+        names = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
+        return {name: getattr(self, name) for name in names}
 
-
-def _dumped(response: Any) -> dict[str, Any]:
-    # What was parsed may be any object; it is put back at the end.
-    made: dict[str, Any] = response.model_dump(
-        exclude={"choices": {"__all__": {"message": {"parsed"}}}}, warnings=False
-    )
-    return made
+    def _sampling(self) -> SamplingOptions:
+        return SamplingOptions(**self._options(), stop=tuple(self.stop or ()))
 
 
-def _message(choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    message: Mapping[str, Any] = choice.get("message") or {}
-    return message
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a backend."""
+
+    backend: Backend
+    request: Request
+    reading: Reading
 
 
-def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what LangChain's own conversion leaves out of a message or delta."""
-    calls, thought = raw_calls(message.get("tool_calls")), reasoning_of(message)
-    return {**({CALLS: calls} if calls else {}), **({REASONING: thought} if thought else {})}
+def _choice(choice: Any, names: Sequence[str]) -> str | None:
+    """Return a tool choice as `SamplingOptions` takes it."""
+    if choice is None or choice is False or choice == "auto":
+        return None
+    if choice in (True, "any", "required"):
+        return "required"
+    if isinstance(choice, Mapping):
+        choice = choice.get("function", choice).get("name")
+    if choice == "none" or choice in names:
+        return str(choice)
+    known = ", ".join(names) or "none"
+    raise ConfigurationError(f"tool_choice={choice!r} names no tool; tools are: {known}")
 
 
-def _with_parsed(result: ChatResult, response: Any) -> None:
-    choices = getattr(response, "choices", None)
-    if not choices or not result.generations:
-        return
-    message = choices[0].message
-    for name in ("parsed", "refusal"):
-        if hasattr(message, name):
-            result.generations[0].message.additional_kwargs[name] = getattr(message, name)
+def _events(call: _Call) -> AsyncIterator[Event]:
+    if isinstance(call.backend, AsyncBackend):
+        return call.backend.astream(call.request)
+    return _threaded(call.backend.stream(call.request))
+
+
+async def _threaded(events: Iterator[Event]) -> AsyncIterator[Event]:
+    while (event := await run_in_executor(None, lambda: next(events, None))) is not None:
+        yield event
+
+
+def _completion(events: Iterator[Event]) -> Completion:
+    for event in events:
+        if isinstance(event, Completion):
+            return event
+    raise _unfinished()
+
+
+def _unfinished() -> BackendError:
+    return BackendError("the backend ended a call without a completion; the call can be made again")
+
+
+def _chunk(pieces: Pieces, event: Event) -> ChatGenerationChunk | None:
+    message = pieces.push(event) if isinstance(event, Delta) else pieces.last(event)
+    return None if message is None else ChatGenerationChunk(message=message)
+
+
+def _result(message: AIMessage) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _with_thread(config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    thread = _thread(config)
+    return {**kwargs, _THREAD: thread} if thread and _THREAD not in kwargs else kwargs
+
+
+def _thread(config: RunnableConfig | None) -> str:
+    return str(ensure_config(config).get("configurable", {}).get("thread_id") or "")
+
+
+def _conversation(thread: str, messages: Sequence[BaseMessage]) -> str:
+    """Return where a conversation's KV is kept: apart for each thread, and for each agent in it."""
+    first = "\n".join(str(message.content) for message in messages[:2])
+    return hashlib.sha256(f"{thread}\n{first}".encode()).hexdigest()[:32]

@@ -8,10 +8,11 @@ from typing import Any
 from agentkv.errors import FieldError, SegmentError
 from agentkv.prompt import Prompt
 from agentkv.segments import Tools
-from agentkv.sources import FieldSources
+from agentkv.sources import FieldSources, with_fields
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_agentkv.fields import FieldSource, Refresh, Scope, aread_text, read_text
+from langchain_agentkv.live import LivePrompt
 from langchain_agentkv.toolset import updates_of
 
 
@@ -32,10 +33,21 @@ class Declared:
                     "tools belong to the agent: give them to create_agent or bind_tools, not to the segments"
                 )
         self.pulled: tuple[FieldSource, ...] = tuple(p for p in given if isinstance(p, FieldSource))
+        live = [part for part in given if isinstance(part, LivePrompt)]
+        others = [part for part in given if not isinstance(part, FieldSource | LivePrompt)]
+        if len(live) > 1 or (live and others):
+            raise SegmentError(
+                "a context brings its own segments: declare further ones on it, with add or bind"
+            )
+        self._live = live[0] if live else None
         self._objects = FieldSources()
-        segments = self._objects.declare(p for p in given if not isinstance(p, FieldSource))
-        self.prompt = Prompt.of([*segments, *(source.field for source in self.pulled)])
+        self._own = Prompt.of(self._objects.declare(others))
         self.prompt.check()
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is declared; values are read by `read`."""
+        return self._whole(self._own if self._live is None else self._live.prompt)
 
     def read(self, scope: Scope, wanted: Mapping[str, str]) -> Prompt:
         """Return the prompt with current values.
@@ -46,15 +58,17 @@ class Declared:
             Fields that need not be read, with the texts to use.
         """
         texts = {s.key: wanted[s.key] if s.key in wanted else read_text(s, scope) for s in self.pulled}
-        return self._with(texts)
+        base = self._with_objects() if self._live is None else self._live.read()
+        return self._whole(base).with_texts(texts)
 
     async def aread(self, scope: Scope, wanted: Mapping[str, str]) -> Prompt:
         """As `read`, for fields that are read asynchronously."""
-        texts = {}
+        texts: dict[str, str] = {}
         for source in self.pulled:
             kept = wanted.get(source.key)
             texts[source.key] = await aread_text(source, scope) if kept is None else kept
-        return self._with(texts)
+        base = self._with_objects() if self._live is None else await self._live.aread()
+        return self._whole(base).with_texts(texts)
 
     def unread(
         self, told: Mapping[str, str | None], newest: Sequence[BaseMessage], updated: Iterable[str]
@@ -89,8 +103,12 @@ class Declared:
                     name = getattr(tool, "name", tool)
                     raise FieldError(f"tool {name!r} updates field {key!r}, but the fields are: {known}")
 
-    def _with(self, texts: Mapping[str, str]) -> Prompt:
-        return self.prompt.with_texts({**self._objects.texts(self.prompt), **texts})
+    def _with_objects(self) -> Prompt:
+        return self._own.with_texts(self._objects.texts(self._own))
+
+    def _whole(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with the fields that are read from elsewhere."""
+        return with_fields(prompt, [source.field for source in self.pulled]) if self.pulled else prompt
 
 
 def newest_round(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from agentkv.backends.plain import PlainTokenizer
@@ -24,8 +24,10 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolM
 
 from langchain_agentkv.conversation import entries_of
 from langchain_agentkv.declared import Declared, newest_round, updated_by
+from langchain_agentkv.exact import TokenExact
 from langchain_agentkv.fields import Scope
 from langchain_agentkv.planning import Asked, Planned, capabilities, plan
+from langchain_agentkv.predicting import exactly
 from langchain_agentkv.recording import (
     FROZEN_KEY,
     LOG_KEY,
@@ -37,6 +39,7 @@ from langchain_agentkv.recording import (
 )
 from langchain_agentkv.records import Told, read_told
 from langchain_agentkv.rendering import system_message
+from langchain_agentkv.stamps import restamped
 from langchain_agentkv.toolset import refused, with_text_calls
 
 Unsupported = Literal["ignore", "warn", "raise"]
@@ -74,6 +77,8 @@ class Prepared:
     """To be called with the model's message and the seconds that it took."""
     rewrites: bool = False
     """Whether the message may be changed once it is whole, so that it should not be streamed."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the call, for a token-exact model."""
 
 
 class Engine:
@@ -138,7 +143,12 @@ class Engine:
         self._traits: dict[int | None, ModelTraits] = {}
 
     def prepare(
-        self, asked: Asked, state: Mapping[str, Any], scope: Scope, window: int | None = None
+        self,
+        asked: Asked,
+        state: Mapping[str, Any],
+        scope: Scope,
+        window: int | None = None,
+        exact: TokenExact | None = None,
     ) -> Prepared:
         """Plan a call.
 
@@ -148,6 +158,8 @@ class Engine:
             The recorded `FROZEN_KEY` and `LOG_KEY`; other keys are not read.
         window
             Most tokens that the model takes, where the engine was told none.
+        exact
+            How the model is sent token ids; None for models that are sent messages.
 
         Raises
         ------
@@ -159,16 +171,21 @@ class Engine:
         told, damaged = self._told(state)
         changed_by = self._changed_by(asked)
         prompt = self.declared.read(scope, self._unread(asked, told, changed_by))
-        return self._prepared(asked, told, prompt, changed_by, window, damaged=damaged)
+        return self._prepared(asked, told, prompt, changed_by, window, exact, damaged=damaged)
 
     async def aprepare(
-        self, asked: Asked, state: Mapping[str, Any], scope: Scope, window: int | None = None
+        self,
+        asked: Asked,
+        state: Mapping[str, Any],
+        scope: Scope,
+        window: int | None = None,
+        exact: TokenExact | None = None,
     ) -> Prepared:
         """As `prepare`, for fields that are read asynchronously."""
         told, damaged = self._told(state)
         changed_by = self._changed_by(asked)
         prompt = await self.declared.aread(scope, self._unread(asked, told, changed_by))
-        return self._prepared(asked, told, prompt, changed_by, window, damaged=damaged)
+        return self._prepared(asked, told, prompt, changed_by, window, exact, damaged=damaged)
 
     def _told(self, state: Mapping[str, Any]) -> tuple[Told | None, bool]:
         try:
@@ -194,15 +211,20 @@ class Engine:
         prompt: Prompt,
         changed_by: Mapping[str, str],
         window: int | None,
+        exact: TokenExact | None,
         *,
         damaged: bool,
     ) -> Prepared:
-        traits = self._traits_of(self._window or window)
+        if exact is None:
+            traits = self._traits_of(self._window or window)
+        else:
+            traits = exact.traits(self._profile)
+            prompt = replace(prompt, template_arguments=dict(exact.template_arguments))
         if self.mode is Mode.OFF:
             return self._plain(asked, prompt, traits, "")
         asked = replace(asked, binds_added=self._binds_added)
         try:
-            planned = self._planned(asked, told, prompt, traits, damaged=damaged)
+            planned = self._planned(asked, told, prompt, traits, exact, damaged=damaged)
         except AgentKVError as error:
             if self._behaviour == "raise":
                 raise
@@ -212,18 +234,33 @@ class Engine:
             return self._observed(planned, prompt, traits, changed_by)
 
         def answered(answer: AIMessage, seconds: float) -> Answered:
-            message = with_text_calls(answer, planned.text_tools, planned.turn)
+            message = restamped(answer, with_text_calls(answer, planned.text_tools, planned.turn))
             results = refused(message, planned.told_tools, asked.tools.names)
             names = tuple(result.name or "" for result in results)
             report = report_of(planned, Observed(message, seconds, changed_by, names))
             return Answered(with_report(message, report), tuple(results), record(planned, message), report)
 
-        rewrites = bool(planned.text_tools)
-        return Prepared(planned.system, planned.messages, planned.tools, answered, rewrites)
+        return Prepared(
+            planned.system,
+            planned.messages,
+            planned.tools,
+            answered,
+            rewrites=bool(planned.text_tools),
+            settings=planned.settings,
+        )
 
     def _planned(
-        self, asked: Asked, told: Told | None, prompt: Prompt, traits: ModelTraits, *, damaged: bool
+        self,
+        asked: Asked,
+        told: Told | None,
+        prompt: Prompt,
+        traits: ModelTraits,
+        exact: TokenExact | None,
+        *,
+        damaged: bool,
     ) -> Planned:
+        if exact is not None:
+            return self._exactly(asked, told, prompt, traits, exact, damaged=damaged)
         try:
             return plan(asked, told, prompt, traits, self._costs, mode=self.mode, damaged=damaged)
         except ContextWindowError:
@@ -232,6 +269,32 @@ class Engine:
         # Only the server knows how many tokens there are; what does not fit it will refuse.
         free = self._traits_of(None)
         return plan(asked, told, prompt, free, self._costs, mode=self.mode, damaged=damaged)
+
+    def _exactly(
+        self,
+        asked: Asked,
+        told: Told | None,
+        prompt: Prompt,
+        traits: ModelTraits,
+        exact: TokenExact,
+        *,
+        damaged: bool,
+    ) -> Planned:
+        planned = plan(
+            asked,
+            told,
+            prompt,
+            traits,
+            self._costs,
+            mode=self.mode,
+            room=exact.room,
+            damaged=damaged,
+            shelf=exact.shelf() if self.mode is Mode.ON else None,
+        )
+        if self.mode is Mode.ON:
+            return exactly(planned, exact, self._profile, self._costs)
+        # Another prompt is sent, so that these ids are an estimate.
+        return replace(planned, pending=replace(planned.pending, known_ids=False))
 
     def _plain(self, asked: Asked, prompt: Prompt, traits: ModelTraits, why: str) -> Prepared:
         """Return the request as it would be sent without agentkv: values written into the system text."""

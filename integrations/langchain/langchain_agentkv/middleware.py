@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, AnyMessage
 
 from langchain_agentkv.canonical import digest_of
 from langchain_agentkv.engine import AddedTools, Engine, Prepared, Unsupported
+from langchain_agentkv.exact import SETTINGS_KEY, token_exact
 from langchain_agentkv.fields import Scope
 from langchain_agentkv.models import forced_tool, identity, window_of
 from langchain_agentkv.planning import Asked
@@ -94,7 +95,8 @@ class AgentKVMiddleware(AgentMiddleware[AgentKVState, Any, Any]):
     ) -> ExtendedModelResponse[Any]:
         """Send the planned request, and record what was told once it is answered."""
         window = window_of(request.model)
-        prepared = self.engine.prepare(asked_of(request), _ledger(request), _scope(request), window)
+        exact = token_exact(request.model)
+        prepared = self.engine.prepare(asked_of(request), _ledger(request), _scope(request), window, exact)
         start = time.perf_counter()
         response = handler(_overridden(request, prepared))
         made, report = _answered(prepared, response, time.perf_counter() - start)
@@ -108,7 +110,8 @@ class AgentKVMiddleware(AgentMiddleware[AgentKVState, Any, Any]):
     ) -> ExtendedModelResponse[Any]:
         """As `wrap_model_call`, for asynchronous runs."""
         window = window_of(request.model)
-        prepared = await self.engine.aprepare(asked_of(request), _ledger(request), _scope(request), window)
+        asked, state, scope = asked_of(request), _ledger(request), _scope(request)
+        prepared = await self.engine.aprepare(asked, state, scope, window, token_exact(request.model))
         start = time.perf_counter()
         response = await handler(_overridden(request, prepared))
         made, report = _answered(prepared, response, time.perf_counter() - start)
@@ -129,10 +132,14 @@ def asked_of(request: ModelRequest[Any]) -> Asked:
 
 
 def _overridden(request: ModelRequest[Any], prepared: Prepared) -> ModelRequest[Any]:
+    settings = dict(request.model_settings)
+    if prepared.settings:
+        settings[SETTINGS_KEY] = dict(prepared.settings)
     return request.override(
         system_message=prepared.system,
         messages=cast("list[AnyMessage]", list(prepared.messages)),
         tools=list(prepared.tools),
+        model_settings=settings,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentkv.backends.base import Capabilities, PromptForm
 from agentkv.costs import Costs
@@ -15,6 +16,7 @@ from agentkv.ledger import Ledger
 from agentkv.plan import Mode, Rebase
 from agentkv.prompt import Prompt
 from agentkv.render import Carry
+from agentkv.splicing import Shelf
 from agentkv.template import TemplateEncoder
 from agentkv.tokens import TokenIds
 from agentkv.tools import ToolSpec
@@ -89,11 +91,20 @@ class Planned:
     """The `chains` of the request's messages."""
     postponed: bool = False
     """Whether something is to be said and there is no message to carry it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What a token-exact model has to be told of the call; empty for other models."""
+    salt_moved: bool = False
+    """Whether the last call had another salt, so that nothing of it is cached."""
 
     @property
     def turn(self) -> int:
         """Number of the call, from 1."""
         return 1 + (0 if self.told is None else self.told.turns)
+
+    @property
+    def system_digest(self) -> str:
+        """Digest of the agent's own system message; empty if it has none."""
+        return _system_digest(self.asked)
 
     @property
     def told_tools(self) -> frozenset[str]:
@@ -177,6 +188,7 @@ def plan(
     mode: Mode = Mode.ON,
     room: int = 256,
     damaged: bool = False,
+    shelf: Shelf | None = None,
 ) -> Planned:
     """Plan one model call.
 
@@ -194,6 +206,8 @@ def plan(
         Tokens to keep free for the answer.
     damaged
         Whether there was a record that could not be read.
+    shelf
+        The artifacts that can be spliced; None splices nothing.
 
     Raises
     ------
@@ -217,6 +231,7 @@ def plan(
         newest=groups(messages)[-1],
         encoder=encoder,
         chain=found,
+        shelf=shelf,
     )
     planned = make(change)
     if planned is None:
@@ -243,6 +258,7 @@ class _Maker:
     newest: Group
     encoder: TemplateEncoder
     chain: tuple[str, ...]
+    shelf: Shelf | None
 
     def __call__(self, change: Change) -> Planned | None:
         """Return the plan; None if what changed cannot be said in messages that were answered before."""
@@ -261,6 +277,7 @@ class _Maker:
             room=self.room,
             rebase=rebase,
             carry=carry,
+            shelf=self.shelf,
         )
         opened = next((step.reason for step in pending.plan if isinstance(step, Rebase)), None)
         additions = [entry for entry in pending.entries if isinstance(entry, Erratum | SegmentAdded)]

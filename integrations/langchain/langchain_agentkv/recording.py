@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agentkv.backends.base import Completion, FinishReason, RawToolCall, Usage
 from agentkv.entries import Erratum
+from agentkv.miss import Miss
 from agentkv.outcome import finish
 from agentkv.plan import describe
+from agentkv.report import TurnReport
 from langchain_core.messages import AIMessage
 
 from langchain_agentkv.canonical import digest, text_of
 from langchain_agentkv.planning import Planned
 from langchain_agentkv.records import Opening, Step, dumped
+from langchain_agentkv.stamps import cost_of
 
 FROZEN_KEY: Final = "agentkv_frozen"
 """State key of what is written once an epoch."""
@@ -65,21 +68,26 @@ def record(planned: Planned, answer: AIMessage) -> dict[str, Any]:
 def report_of(planned: Planned, observed: Observed) -> dict[str, Any]:
     """Return the report of a call as plain JSON; it holds no value of a field."""
     usage, counted = usage_of(observed.answer)
+    cost = cost_of(observed.answer)
     completion = Completion(
         text=text_of(observed.answer),
         ids=None,
         finish_reason=FinishReason.TOOL_CALLS if observed.answer.tool_calls else FinishReason.STOP,
         usage=usage,
-        ttft_s=observed.seconds,
+        ttft_s=observed.seconds if cost.ttft_s is None else cost.ttft_s,
         duration_s=observed.seconds,
         tool_calls=tuple(
             RawToolCall(call["id"] or "", call["name"], "{}") for call in observed.answer.tool_calls
         ),
+        lost=cost.lost,
+        refused=cost.refused,
     )
-    _, turn = finish(planned.pending, completion, cached_counts=counted)
+    known = usage.prompt_tokens > 0
+    # What was not counted can be compared with nothing.
+    pending = planned.pending if known else replace(planned.pending, known_ids=False)
+    _, turn = finish(pending, completion, cached_counts=counted and cost.counted)
     said = [item.entry for item in planned.said if isinstance(item.entry, Erratum)]
     told = [statement.key for entry in said for statement in entry.statements]
-    known = usage.prompt_tokens > 0
     return {
         "version": REPORT_VERSION,
         "mode": planned.frozen.mode,
@@ -99,6 +107,20 @@ def report_of(planned: Planned, observed: Observed) -> dict[str, Any]:
         "generated_tokens": usage.generated_tokens if known else None,
         "duration_s": round(observed.seconds, 6),
         "broken_by": turn.broken_by,
+        **(_exact_part(turn, planned) if planned.settings else {}),
+    }
+
+
+def _exact_part(turn: TurnReport, planned: Planned) -> dict[str, Any]:
+    """Return what can be said of a call whose token ids are known."""
+    miss = Miss.SALTED if planned.salt_moved else turn.miss
+    return {
+        "predicted_cached_tokens": turn.predicted_cached_tokens,
+        "spliced_tokens": turn.spliced_tokens,
+        "predicted_spliced_tokens": turn.predicted_spliced_tokens,
+        "refused_splices": [[key, reason.value] for key, reason in turn.refused],
+        "ttft_s": round(turn.ttft_s, 6),
+        "miss": None if miss is None else miss.value,
     }
 
 
@@ -134,10 +156,12 @@ def usage_of(answer: AIMessage) -> tuple[Usage, bool]:
     details = told.get("input_token_details") or {}
     cached = details.get("cache_read")
     held = min(prompt, cached or 0)
+    spliced = min(prompt - held, cost_of(answer).spliced_tokens)
     usage = Usage(
         prompt_tokens=prompt,
         cached_tokens=held,
-        computed_tokens=prompt - held,
+        computed_tokens=prompt - held - spliced,
+        spliced_tokens=spliced,
         generated_tokens=told["output_tokens"],
     )
     return usage, cached is not None

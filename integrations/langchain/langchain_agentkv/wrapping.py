@@ -27,6 +27,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, 
 from pydantic import ConfigDict, PrivateAttr
 
 from langchain_agentkv.engine import AddedTools, Answered, Engine, Prepared, Unsupported
+from langchain_agentkv.exact import SETTINGS_KEY, TokenExact, token_exact
 from langchain_agentkv.fields import Scope, check_needs
 from langchain_agentkv.models import forced_tool, identity, window_of
 from langchain_agentkv.planning import Asked
@@ -125,7 +126,7 @@ class AgentKVChatModel(BaseChatModel):
     ) -> ChatResult:
         thread = kwargs.get(_THREAD)
         state = self._store.read(thread) if thread else {}
-        prepared = self._engine.prepare(self._asked(messages, kwargs), state, Scope(), window_of(self.inner))
+        prepared = self._engine.prepare(self._asked(messages, kwargs), state, Scope(), *self._known())
         model, given = self._bound(prepared, kwargs)
         start = time.perf_counter()
         result = model._generate(_sent(prepared), stop=stop, run_manager=run_manager, **given)
@@ -145,7 +146,7 @@ class AgentKVChatModel(BaseChatModel):
         thread = kwargs.get(_THREAD)
         state = await self._store.aread(thread) if thread else {}
         asked = self._asked(messages, kwargs)
-        prepared = await self._engine.aprepare(asked, state, Scope(), window_of(self.inner))
+        prepared = await self._engine.aprepare(asked, state, Scope(), *self._known())
         model, given = self._bound(prepared, kwargs)
         start = time.perf_counter()
         result = await model._agenerate(_sent(prepared), stop=stop, run_manager=run_manager, **given)
@@ -164,7 +165,7 @@ class AgentKVChatModel(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         thread = kwargs.get(_THREAD)
         state = self._store.read(thread) if thread else {}
-        prepared = self._engine.prepare(self._asked(messages, kwargs), state, Scope(), window_of(self.inner))
+        prepared = self._engine.prepare(self._asked(messages, kwargs), state, Scope(), *self._known())
         model, given = self._bound(prepared, kwargs)
         start, whole = time.perf_counter(), None
         if prepared.rewrites or not _streams(model):
@@ -191,7 +192,7 @@ class AgentKVChatModel(BaseChatModel):
         thread = kwargs.get(_THREAD)
         state = await self._store.aread(thread) if thread else {}
         asked = self._asked(messages, kwargs)
-        prepared = await self._engine.aprepare(asked, state, Scope(), window_of(self.inner))
+        prepared = await self._engine.aprepare(asked, state, Scope(), *self._known())
         model, given = self._bound(prepared, kwargs)
         start, whole = time.perf_counter(), None
         if prepared.rewrites or not _streams(model):
@@ -208,6 +209,10 @@ class AgentKVChatModel(BaseChatModel):
             await self._store.awrite(thread, done.update)
         await aemit(done.report)
 
+    def _known(self) -> tuple[int | None, TokenExact | None]:
+        """Return what is known of the model before it is called."""
+        return window_of(self.inner), token_exact(self.inner)
+
     def _asked(self, messages: list[BaseMessage], kwargs: Mapping[str, Any]) -> Asked:
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
         return Asked(
@@ -221,6 +226,8 @@ class AgentKVChatModel(BaseChatModel):
     def _bound(self, prepared: Prepared, kwargs: Mapping[str, Any]) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call and the arguments to call it with."""
         given = {key: value for key, value in kwargs.items() if key not in _OURS}
+        if prepared.settings:
+            given[SETTINGS_KEY] = {**prepared.settings, "thread": kwargs.get(_THREAD) or ""}
         if not prepared.tools:
             return self.inner, given
         bound = self.inner.bind_tools(list(prepared.tools), tool_choice=kwargs.get(_CHOICE), **given)

@@ -32,7 +32,7 @@ def test_the_package_needs_langchains_core_alone():
     [
         ("langchain", "langchain_agentkv.AgentKVMiddleware", "agents"),
         ("langchain", "langchain_agentkv.create_agent", "agents"),
-        ("langchain_openai", "from langchain_agentkv import ChatAgentKV", "vllm"),
+        ("langchain_openai", "from langchain_agentkv import ChatVLLM", "vllm"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(missing: str, code: str, extra: str):

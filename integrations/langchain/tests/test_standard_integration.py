@@ -9,11 +9,11 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from langchain_agentkv.chat_model import ChatAgentKV
+from langchain_agentkv.chat_vllm import ChatVLLM
 from stub import VLLMStub
 
 
-class TestChatAgentKVIntegration(ChatModelIntegrationTests):
+class TestChatVLLMIntegration(ChatModelIntegrationTests):
     url: ClassVar[str] = ""
 
     @pytest.fixture(autouse=True, scope="class")
@@ -25,7 +25,7 @@ class TestChatAgentKVIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatAgentKV
+        return ChatVLLM
 
     @property
     def chat_model_params(self) -> dict[str, Any]:

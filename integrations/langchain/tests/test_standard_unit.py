@@ -7,13 +7,13 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from langchain_agentkv.chat_model import ChatAgentKV
+from langchain_agentkv.chat_vllm import ChatVLLM
 
 
-class TestChatAgentKVUnit(ChatModelUnitTests):
+class TestChatVLLMUnit(ChatModelUnitTests):
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatAgentKV
+        return ChatVLLM
 
     @property
     def chat_model_params(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`ChatAgentKV` on a real socket: what is sent, what is kept, what is sent again."""
+"""`ChatVLLM` on a real socket: what is sent, what is kept, what is sent again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from agents import Desk, Order, lookup
 from langchain_agentkv import wrap
-from langchain_agentkv.chat_model import ChatAgentKV
+from langchain_agentkv.chat_vllm import ChatVLLM
 from stub import ANSWER, VLLMStub
 
 ODD = '{"number":   "7" , "x": 1.0}'
@@ -27,8 +27,8 @@ def server() -> Iterator[VLLMStub]:
         yield stub
 
 
-def model(server: VLLMStub, **options: Any) -> ChatAgentKV:
-    return ChatAgentKV(model="stub", base_url=server.url, **options)
+def model(server: VLLMStub, **options: Any) -> ChatVLLM:
+    return ChatVLLM(model="stub", base_url=server.url, **options)
 
 
 def answering(**message: Any) -> VLLMStub:
