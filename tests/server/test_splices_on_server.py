@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 import urllib.request
@@ -33,7 +34,8 @@ def backend(splice_server: SpliceServer, small_model_dir: Path) -> Iterator[VLLM
 
 
 def context(backend: VLLMBackend, *segments: Policy | Skill | Document) -> AgentKVContext:
-    return AgentKVContext(backend, segments, sampling=SHORT)
+    """Return a conversation whose cache nobody shares, so that nothing of it is there before."""
+    return AgentKVContext(backend, segments, sampling=SHORT, salt_key=secrets.token_bytes(32))
 
 
 def test_a_skill_of_the_first_prompt_is_spliced_as_predicted(backend: VLLMBackend) -> None:
