@@ -37,6 +37,15 @@ class Runtime(StrEnum):
     """A vLLM server."""
 
 
+class AgentKind(StrEnum):
+    """What holds the conversation."""
+
+    CONTEXT = "context"
+    """A context of agentkv, compared with two other ways."""
+    LANGCHAIN = "langchain"
+    """A LangChain agent with tools."""
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -65,26 +74,40 @@ def run(
         Path | None, typer.Option(help="SQLite file to use; by default a new one that is removed afterwards.")
     ] = None,
     order: Annotated[str, typer.Option(help="Number of the order that the case is about.")] = ORDER_ID,
+    agent: Annotated[
+        AgentKind, typer.Option(help="What holds the conversation; langchain runs a script of its own.")
+    ] = AgentKind.CONTEXT,
 ) -> None:
     """Run a support desk's conversation in which the order's row changes between turns.
 
     Each turn is run three ways, each with its own prefix cache: agentkv, which says what changed; the prompt
     rewritten with the new value; and the whole state appended to every message. Then a skill is added in
     mid-conversation, once spliced and once computed.
+
+    With `--agent langchain` the same desk is a LangChain agent with tools, and each turn's report is printed.
     """
     console = Console(soft_wrap=not sys.stdout.isatty())
+    if interactive and agent is AgentKind.LANGCHAIN:
+        raise typer.BadParameter("the LangChain agent runs its script: leave out --interactive")
     with tempfile.TemporaryDirectory() as folder:
-        connection = open_database(database or Path(folder) / "desk.sqlite")
+        file = database or Path(folder) / "desk.sqlite"
+        connection = open_database(file)
         try:
             artifacts = Path(folder) / "artifacts"
             with closing(load(backend, model, url, tokenizer, artifacts, console)) as loaded:
-                if interactive:
+                if agent is AgentKind.LANGCHAIN:
+                    from examples.support_desk.agent import Shop, chat_model, run_agent
+
+                    reset_database(connection)
+                    result = run_agent(chat_model(loaded), Shop(file, order), console)
+                elif interactive:
                     desk = SupportDesk(loaded, connection, order, skills=(), splicing=Splicing.ALWAYS)
                     chat(desk, connection, order, console)
                     return
-                reset_database(connection)
-                result = compare(loaded, connection, console)
-                result["skill"] = show_skill(loaded, connection, console)
+                else:
+                    reset_database(connection)
+                    result = compare(loaded, connection, console)
+                    result["skill"] = show_skill(loaded, connection, console)
         finally:
             connection.close()
     write_results(json_file, result, indent=1)

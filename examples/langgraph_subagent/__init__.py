@@ -1,0 +1,1 @@
+"""A LangGraph graph whose sub-agent goes on from the prompt of its parent."""
