@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from agentkv.backends.base import (
@@ -16,7 +15,6 @@ from agentkv.backends.base import (
     Completion,
     Request,
     SamplingOptions,
-    Splicer,
 )
 from agentkv.encode import Encoding, choose_encoding
 from agentkv.errors import (
@@ -39,9 +37,9 @@ from agentkv.rebase import RebaseRequest
 from agentkv.reply import Reply, make_reply
 from agentkv.report import SessionReport
 from agentkv.salts import salt
-from agentkv.segments import Deletion, Document, Field, Segment, Splicing
+from agentkv.segments import Deletion, Document, Field, Segment
 from agentkv.sources import FieldSources, Pulled, with_fields
-from agentkv.splicing import Shelf, found_or_made
+from agentkv.splicing import shelf_of
 from agentkv.traits import ModelTraits
 from agentkv.turn import PendingTurn, begin
 
@@ -301,7 +299,10 @@ class Conversation:
         if sampling.tool_choice == NO_TOOLS and (prompt.tools or ledger.state.tools):
             given = in_words(given)
 
-        shelf = self._shelf() if self.mode is Mode.ON else None
+        options = self.options
+        shelf = None
+        if self.mode is Mode.ON:
+            shelf = shelf_of(self.backend, options.tenant, options.splicing)
 
         def planned(ledger: Ledger, mode: Mode) -> PendingTurn:
             turn = begin(
@@ -342,19 +343,6 @@ class Conversation:
             routing_key=self.routing_key,
             tenant=self.options.tenant,
             splices=tuple(item.splice for item in pending.layout.placed),
-        )
-
-    def _shelf(self) -> Shelf | None:
-        """Return the artifacts that may be spliced; what is to be spliced always is compiled when missing."""
-        splicer = self.backend
-        if self.options.splicing is Splicing.NEVER or not self.backend.capabilities.splices:
-            return None
-        if not isinstance(splicer, Splicer):
-            raise CapabilityError(
-                f"backend {self.backend.capabilities.name!r} says that it splices, but has no find_artifact"
-            )
-        return Shelf(
-            partial(found_or_made, splicer, self.options.tenant), splicer.seam, self.options.splicing
         )
 
     def _salt(self, pending: PendingTurn) -> str:

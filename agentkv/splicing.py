@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from agentkv.backends.base import Splicer, SpliceSpec
+from agentkv.backends.base import Backend, Splicer, SpliceSpec
 from agentkv.costs import Costs
 from agentkv.entries import Frozen, LedgerEntry, SegmentAdded
-from agentkv.errors import AgentKVError, ConfigurationError
+from agentkv.errors import AgentKVError, CapabilityError, ConfigurationError
 from agentkv.kv.refusals import Refusal
 from agentkv.plan import Operation, Prime, Splice
 from agentkv.prompt import Prompt
@@ -89,6 +90,23 @@ def check_seam(seam: int) -> int:
     if isinstance(seam, bool) or not isinstance(seam, int) or seam < 0:
         raise ConfigurationError(f"seam={seam!r} has to be a whole number of tokens, 0 or more")
     return seam
+
+
+def shelf_of(backend: Backend, tenant: str, splicing: Splicing) -> Shelf | None:
+    """Return the artifacts that may be spliced for a tenant; None where nothing may be.
+
+    Raises
+    ------
+    CapabilityError
+        The backend says that it splices, and does not.
+    """
+    if splicing is Splicing.NEVER or not backend.capabilities.splices:
+        return None
+    if not isinstance(backend, Splicer):
+        raise CapabilityError(
+            f"backend {backend.capabilities.name!r} says that it splices, but has no find_artifact"
+        )
+    return Shelf(partial(found_or_made, backend, tenant), backend.seam, splicing)
 
 
 def found_or_made(splicer: Splicer, tenant: str, ids: Sequence[int], wanted: Splicing) -> str | None:
@@ -170,7 +188,7 @@ def lay_out(
         if not found:
             left.append((key, Refusal.TOKENS))
         for at, stop in found:
-            start = _boundary(at + shelf.seam, block)
+            start = _boundary(at + max(shelf.seam, merged(ids, at, chunk)), block)
             end = min(stop, len(ids) - 1)
             if end // block * block <= cached:
                 end = end // block * block
@@ -212,6 +230,14 @@ def occurrences(words: bytes, chunk: Sequence[int]) -> Iterator[tuple[int, int]]
             grown += 1
         yield found // 4 - EDGE, end // 4
         found = words.find(inner, end)
+
+
+def merged(ids: TokenIds, at: int, chunk: Sequence[int]) -> int:
+    """Count the leading tokens that a prompt does not share with a chunk at `at`; `EDGE` at most."""
+    for index in range(EDGE, 0, -1):
+        if at + index < 1 or ids[at + index - 1] != chunk[index - 1]:
+            return index
+    return 0
 
 
 def _boundary(at: int, block: int) -> int:

@@ -40,8 +40,8 @@ _SUBJECTS: Final = (
     "a complaint",
     "an invoice",
 )
-_EVENTS: Final = ("arrives late", "is refused", "is sent twice", "has no label", "is asked for by phone")
-_ACTIONS: Final = (
+EVENTS: Final = ("arrives late", "is refused", "is sent twice", "has no label", "is asked for by phone")
+ACTIONS: Final = (
     "write down who reported it and when",
     "ask for a photograph before anything is promised",
     "tell the customer within one working day",
@@ -91,8 +91,8 @@ def _rules() -> Iterator[str]:
     number = 0
     while True:
         for subject in _SUBJECTS:
-            for event in _EVENTS:
-                for action in _ACTIONS:
+            for event in EVENTS:
+                for action in ACTIONS:
                     number += 1
                     other = number // 2 + 1
                     yield f"{number}. When {subject} {event}, {action}, unless rule {other} says otherwise."

@@ -17,7 +17,7 @@ from agentkv.kv.refusals import Refusal
 from agentkv.plan import AppendSegment, Mode, Prime, Rebase, Splice
 from agentkv.salts import Namespace
 from agentkv.segments import Inline, Splicing
-from agentkv.splicing import EDGE, Shelf, check_seam, occurrences
+from agentkv.splicing import EDGE, Shelf, check_seam, merged, occurrences
 from agentkv.testing import ScriptedBackend
 from agentkv.tokens import TokenIds
 from agentkv.traits import ModelTraits
@@ -215,6 +215,14 @@ def test_edges_that_merge_with_their_surroundings_are_computed() -> None:
     assert found == (2 - EDGE, 2 + len(chunk) - EDGE - 2)
     cut = TokenIds([1, *chunk[EDGE + 1 : -2], 7]).tobytes()
     assert list(occurrences(cut, chunk)) == []
+
+
+@pytest.mark.parametrize(("head", "computed"), [((1, 2, 3, 4), 0), ((9, 2, 3, 4), 1), ((1, 2, 9, 4), 3)])
+def test_leading_tokens_that_merged_are_computed_without_a_seam_too(
+    head: tuple[int, ...], computed: int
+) -> None:
+    """Up to the last that differs: a splice never claims tokens that are not the artifact's."""
+    assert merged(TokenIds([7, *head, 5, 6]), 1, [1, 2, 3, 4, 5, 6]) == computed
 
 
 def test_a_chunk_is_found_at_whole_tokens_only() -> None:

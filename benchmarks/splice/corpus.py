@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from benchmarks._workload import ACTIONS, EVENTS
+
 _DATA: Final = Path(__file__).parent / "data"
 _PREFIXES: Final = "prefixes.toml"
 _SUBJECTS: Final = (
@@ -19,14 +21,6 @@ _SUBJECTS: Final = (
     "a repair",
     "a complaint",
     "a voucher",
-)
-_EVENTS: Final = ("arrives late", "is refused", "is sent twice", "has no label", "is asked for by phone")
-_ACTIONS: Final = (
-    "write down who reported it and when",
-    "ask for a photograph before anything is promised",
-    "tell the customer within one working day",
-    "leave the decision to the team lead",
-    "check the order number against the case",
 )
 _PADDING: Final = (" so", " and", " then", " now", ".", "!")
 
@@ -113,7 +107,7 @@ def _rules(seed: int) -> Iterator[str]:
     number = 0
     while True:
         number += 1
-        subject, event, action = (chance.choice(words) for words in (_SUBJECTS, _EVENTS, _ACTIONS))
+        subject, event, action = (chance.choice(words) for words in (_SUBJECTS, EVENTS, ACTIONS))
         days, other = chance.randrange(2, 60), chance.randrange(1, number + 1)
         rule = f"When {subject} {event}, {action} within {days} days"
         yield f"{number}. {rule}, unless rule {other} says otherwise."

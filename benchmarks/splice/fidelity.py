@@ -159,9 +159,6 @@ class FidelityRun:
         ids, splice = self._prompt(skill, prefix, skill.questions[0], variant.seam)
         chunk = chunk_ids(skill.text, self._encoder)
         start, offset = splice.start, splice.offset
-        # A first token that merged with the text before it is computed.
-        while ids[start] != chunk[offset]:
-            start, offset = start + 1, offset + 1
         if ids[start:stop] != chunk[offset : offset + stop - start]:
             raise RuntimeError(f"skill {skill.name!r} stands in its prompt with other tokens than its own")
         part = span.slice(offset, offset + stop - start)

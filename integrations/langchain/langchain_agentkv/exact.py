@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
-from agentkv.backends.base import Backend, PromptForm, Splicer
+from agentkv.backends.base import Backend, PromptForm
 from agentkv.encode import UPDATE_ID, Encoding, render_ids, wire
 from agentkv.entries import Carrier, Frozen, Generated, LedgerEntry, Message, RebaseReason, SegmentAdded
 from agentkv.errors import CapabilityError, ConfigurationError
 from agentkv.profile import GENERIC, Profile
 from agentkv.salts import Namespace, salt
 from agentkv.segments import Splicing
-from agentkv.splicing import Shelf, found_or_made
+from agentkv.splicing import Shelf, shelf_of
 from agentkv.template import Acceptance, TemplateEncoder
 from agentkv.tokenizer import ChatTokenizer, WireMessage
 from agentkv.tokens import TokenIds
@@ -105,14 +105,7 @@ class TokenExact:
 
     def shelf(self) -> Shelf | None:
         """Return the artifacts that may be spliced; None where none is."""
-        splicer = self.backend
-        if self.splicing is Splicing.NEVER or not splicer.capabilities.splices:
-            return None
-        if not isinstance(splicer, Splicer):
-            raise CapabilityError(
-                f"backend {splicer.capabilities.name!r} says that it splices, but has no find_artifact"
-            )
-        return Shelf(partial(found_or_made, splicer, self.tenant), splicer.seam, self.splicing)
+        return shelf_of(self.backend, self.tenant, self.splicing)
 
     def write(self, messages: Sequence[BaseMessage], tools: Sequence[Mapping[str, Any]] = ()) -> Written:
         """Encode a conversation, the opening of the next answer included.
